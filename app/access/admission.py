@@ -38,12 +38,13 @@ USE_NOTED_EVERY: Final = timedelta(minutes=1)
 class Credentials:
     """Credentials of a request, its project, and its origin."""
 
-    token: str | None = None  # of the header ``Authorization``
-    cookie: str | None = None  # of a browser
-    project: str | None = None  # requested project; None: that of the token, or the default one
+    token: str | None = None  # value of the header ``Authorization``
+    cookie: str | None = None  # cookie of a signed-in browser
+    # Requested project; None: the project of the token, or the default project
+    project: str | None = None
     peer: str = ""  # address of the client
-    # Requested route: ``POST /api/v1/plans``. "" for a page, where a refusal leads to the sign-in
-    # and is not recorded.
+    # Requested route, such as ``POST /api/v1/plans``; empty for a page, where a refusal leads to
+    # the sign-in and is not recorded.
     route: str = ""
 
 
@@ -80,7 +81,14 @@ def admit(container: Container, credentials: Credentials, need: Right) -> Contai
         refused(container, credentials, error, principal)
         raise
     if used_token is not None:
-        _note_use(container, used_token)
+        # The condition is checked again, so that only one of several concurrent requests writes.
+        stale = or_(Token.last_used_at.is_(None), Token.last_used_at == used_token.last_used_at)
+        with container.everywhere().uow() as writes:
+            writes.session.execute(
+                update(Token)
+                .where(Token.id == used_token.id, stale)
+                .values(last_used_at=writes.now)
+            )
     return replace(container.within(project_id, principal), pages_at=pages_at(project))
 
 
@@ -180,15 +188,6 @@ def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, st
     return project.id, project.name
 
 
-def _note_use(container: Container, token: Token) -> None:
-    # The condition is checked again, so that only one of several concurrent requests writes.
-    stale = or_(Token.last_used_at.is_(None), Token.last_used_at == token.last_used_at)
-    with container.everywhere().uow() as tx:
-        tx.session.execute(
-            update(Token).where(Token.id == token.id, stale).values(last_used_at=tx.now)
-        )
-
-
 NAME: Final = "first-administrator"
 OWNER: Final = "PACELINE_ADMIN_TOKEN_FILE"
 # File mode of the token's file: only its owner may read it.
@@ -235,8 +234,8 @@ def make_first_token(container: Container) -> None:
 
 def _is_known(everywhere: Container, secret: str) -> bool:
     with everywhere.reading() as tx:
-        known = select(Token.id).where(Token.sha256 == digest(secret))
-        return tx.session.execute(known).first() is not None
+        stored = select(Token.id).where(Token.sha256 == digest(secret))
+        return tx.session.execute(stored).first() is not None
 
 
 def _read_or_write_token(path: Path) -> str:

@@ -146,8 +146,8 @@ def router() -> APIRouter:
         ] = None,
     ) -> EntryListBody:
         with here.everywhere().reading() as tx:
-            found = list_entries(tx, limit, before=before)
-        return EntryListBody(entries=found)
+            entries = list_entries(tx, limit, before=before)
+        return EntryListBody(entries=entries)
 
     @routes.get("/access/incidents", summary="Open incidents of all projects, most severe first")
     def get_incidents(
@@ -156,11 +156,12 @@ def router() -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> JoinedIncidentListBody:
         with here.everywhere().reading() as tx:
-            found = open_everywhere(tx, limit, project=project.replace("\x00", ""))
+            listed = open_everywhere(tx, limit, project=project.replace("\x00", ""))
         return JoinedIncidentListBody(
-            count=found.count,
+            count=listed.count,
             incidents=[
-                JoinedIncidentBody(project=name, **incident_values(row)) for name, row in found.rows
+                JoinedIncidentBody(project=name, **incident_values(row))
+                for name, row in listed.rows
             ],
         )
 
@@ -171,10 +172,10 @@ def _tokens(routes: APIRouter) -> None:
     @routes.get("/tokens", summary="Tokens by name, without their secrets")
     def get_tokens(here: Here) -> TokenListBody:
         with here.everywhere().reading() as tx:
-            found = list_tokens(tx)
-        return TokenListBody(tokens=found)
+            tokens = list_tokens(tx)
+        return TokenListBody(tokens=tokens)
 
-    @routes.post("/tokens", status_code=CREATED, summary="Make a token")
+    @routes.post("/tokens", status_code=CREATED, summary="Create a token")
     def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
         """Create a token and return its secret, which is shown only once: the digest is stored."""
         made = create_token(
@@ -193,7 +194,7 @@ def _tokens(routes: APIRouter) -> None:
         revoke_token(here.everywhere(), name)
         return Response(status_code=NO_CONTENT)
 
-    @routes.post("/tokens/{name}/renew", summary="Let a token be valid for longer")
+    @routes.post("/tokens/{name}/renew", summary="Renew a token")
     def post_renewal(
         here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
     ) -> TokenView:
@@ -202,11 +203,11 @@ def _tokens(routes: APIRouter) -> None:
 
 
 def _people(routes: APIRouter) -> None:
-    @routes.get("/people", summary="Who signs in, and with which roles")
+    @routes.get("/people", summary="Users and their roles")
     def get_people(here: Here) -> PersonListBody:
         with here.everywhere().reading() as tx:
-            found = list_people(tx)
-        return PersonListBody(people=found)
+            people = list_people(tx)
+        return PersonListBody(people=people)
 
     @routes.patch(
         "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
@@ -233,10 +234,10 @@ def _projects(routes: APIRouter) -> None:
     @routes.get("/projects", summary="Projects by name")
     def get_projects(here: Here) -> ProjectListBody:
         with here.everywhere().reading() as tx:
-            found = list_projects(tx, here.principal.projects)
-        return ProjectListBody(projects=found)
+            projects = list_projects(tx, here.principal.projects)
+        return ProjectListBody(projects=projects)
 
-    @routes.post("/projects", status_code=CREATED, summary="Make a project")
+    @routes.post("/projects", status_code=CREATED, summary="Create a project")
     def post_project(here: Here, body: NewProjectBody) -> ProjectView:
         return create_project(here.everywhere(), body.name)
 

@@ -198,13 +198,13 @@ def _check_site(scope: Scope, credentials: Credentials) -> None:
 
 
 def here_of(request: Request) -> Container:
-    """Return the container of a request that the guard admitted."""
+    """Return the container of an admitted request, limited to the request's project."""
     container: Container = request.state.here
     return container
 
 
 async def here(request: Request) -> Container:
-    """Return the container of a request, as a dependency of routes."""
+    """Return the container of a request; for use as a dependency of routes."""
     # Asynchronous, because the framework runs synchronous dependencies in a thread.
     return here_of(request)
 

@@ -119,7 +119,7 @@ def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[B
         Cookie of a browser with an earlier sign-in.
     """
     if browser is not None:
-        known = tx.session.execute(
+        known_browser = tx.session.execute(
             select(KnownBrowser.sha256)
             .join(Person, Person.id == KnownBrowser.person_id)
             .where(
@@ -129,8 +129,8 @@ def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[B
                 Person.issuer.is_(None),
             )
         ).scalar()
-        if known is not None:
-            return bucket_of_known(known)
+        if known_browser is not None:
+            return bucket_of_known(known_browser)
     return buckets_of(name, peer)
 
 

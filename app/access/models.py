@@ -69,7 +69,7 @@ class Person(Base):
     subject: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_seen_at: Mapped[datetime | None]
-    # Since this time the user cannot sign in, but stays in the list.
+    # Time since which the user cannot sign in, although the user stays in the list.
     disabled_at: Mapped[datetime | None]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
+from markupsafe import Markup
 
 from app.access.audit import Action, Entry, list_entries
 from app.access.guard import Here
@@ -21,13 +22,14 @@ from app.incidents.everywhere import open_everywhere, readable_projects
 from app.incidents.pages.everywhere import joined_page
 from app.incidents.pages.list import COLUMNS, incident_cells
 from app.platform.container import Container
-from app.platform.identity import Principal, Right, Role
+from app.platform.identity import ActorKind, Principal, Right, Role
 from app.platform.settings import Settings
 from app.quotas.usage import BYTES, QUOTAS, SESSIONS, Quota, Use, uses
+from app.web import html, moments
 from app.web.format import byte_size, count, listing, plural
 from app.web.pages import Pages
 from app.web.project_paths import prefix_of
-from app.web.tables import Table, csv_file, one_of
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
 # Remaining validity from which on the page warns about a token: enough time to replace the token
 # wherever it is used.
@@ -60,34 +62,20 @@ class PersonLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectLine:
-    """A project and how much of its quotas it uses, as a line of the page."""
-
-    name: str
-    quotas_url: str
-    jobs: int
-    tokens: int
-    members: int
-    sessions: str
-    stored: str
-    full: bool
-
-
-@dataclass(frozen=True, slots=True)
 class AccessPage:
     """The page of access."""
 
     heading: str
     facts: Sequence[str]
-    required: bool
     tokens_title: str
     tokens: Sequence[TokenView]
     entries_title: str
-    entries: Sequence[Entry]
+    entries: Drawn
     people_title: str
     people: Sequence[PersonLine]
     projects_title: str
-    projects: Sequence[ProjectLine]
+    projects: Drawn
+    project_names: Sequence[str]
     roles: Sequence[RoleLine]
 
 
@@ -132,17 +120,17 @@ def access_page(  # noqa: PLR0913 - the parts of the page
     return AccessPage(
         heading=heading,
         facts=facts,
-        required=required,
         tokens_title=f"{ending[0][1]} expires on {ending[0][0]:%d %B}: renew it"
         if ending
         else "Tokens",
         tokens=tokens,
         entries_title=_entries_title(entries),
-        entries=entries,
+        entries=audit_table(entries),
         people_title=people_title,
         people=[_person(person, _kept(person, people, valid, principal)) for person in people],
         projects_title=_projects_title(projects, uses, settings),
-        projects=[_project(project, uses[project.id], settings) for project in projects],
+        projects=drawn(_project_columns(uses, settings), projects, csv="/access/projects.csv"),
+        project_names=[project.name for project in projects],
         roles=[role_line(role) for role in Role],
     )
 
@@ -214,16 +202,27 @@ def _is_full(use: Use, settings: Settings) -> bool:
     return any(limit is not None and used >= limit for used, limit in limits)
 
 
-def _project(project: ProjectView, use: Use, settings: Settings) -> ProjectLine:
-    return ProjectLine(
-        name=project.name,
-        quotas_url=f"{prefix_of(project.name)}/quotas",
-        jobs=project.jobs,
-        tokens=project.tokens,
-        members=project.members,
-        sessions=_against(SESSIONS, use, settings, count),
-        stored=_against(BYTES, use, settings, byte_size),
-        full=_is_full(use, settings),
+def _project_columns(uses: Mapping[int, Use], settings: Settings) -> tuple[Shown[ProjectView], ...]:
+    def stored_sessions(project: ProjectView) -> Markup:
+        used = _against(SESSIONS, uses[project.id], settings, count)
+        return html.element(
+            "a",
+            used,
+            href=f"{prefix_of(project.name)}/quotas",
+            aria_label=f"{used}: quotas of {project.name}",
+        )
+
+    return (
+        Shown("Project", lambda project: html.link(f"{prefix_of(project.name)}/", project.name)),
+        Shown("Jobs", lambda project: count(project.jobs), classes="num"),
+        Shown("Sessions", stored_sessions, classes="num"),
+        Shown(
+            "Stored",
+            lambda project: _against(BYTES, uses[project.id], settings, byte_size),
+            classes="num opt",
+        ),
+        Shown("Tokens", lambda project: count(project.tokens), classes="num opt"),
+        Shown("Members", lambda project: count(project.members), classes="num opt"),
     )
 
 
@@ -231,6 +230,37 @@ def _against(quota: Quota, use: Use, settings: Settings, written: Callable[[int]
     limit = quota.limit(settings)
     used = written(quota.used(use))
     return used if limit is None else f"{used} of {written(limit)}"
+
+
+def audit_table(entries: Sequence[Entry]) -> Drawn:
+    """Return the table of entries of the audit log."""
+    return drawn(_AUDIT, entries, csv="/access/audit.csv", classes="plain audit")
+
+
+_ACTORS: Final = {ActorKind.TOKEN: "token ", ActorKind.PEER: "unknown peer "}
+_AUDIT: Final[tuple[Shown[Entry], ...]] = (
+    Shown("When", lambda entry: moments.exact(entry.at), of_cells="muted"),
+    Shown("Who", lambda entry: f"{_ACTORS.get(entry.actor_kind, '')}{entry.actor}"),
+    Shown(
+        "Did",
+        lambda entry: (
+            f"{entry.action}, {count(entry.count)} times" if entry.count > 1 else entry.action
+        ),
+    ),
+    Shown(
+        "What",
+        lambda entry: (
+            html.join((entry.subject, " ", html.note(entry.detail)))
+            if entry.detail
+            else entry.subject
+        ),
+    ),
+    Shown(
+        "Project",
+        lambda entry: entry.project or ("none" if entry.actor_kind == ActorKind.PEER else "all"),
+        classes="opt",
+    ),
+)
 
 
 # Numbers of audit-log entries that one transaction reads, and that a file has at most.
@@ -287,21 +317,23 @@ def _entries(container: Container) -> Iterator[Entry]:
 
 
 def incidents_csv(
-    container: Container, project: str, known: Collection[int] | None = None
+    container: Container, project: str, project_ids: Collection[int] | None = None
 ) -> Table:
     """Return the table of the open incidents of all projects, filtered by name or id if given."""
-    return Table(("project", *COLUMNS), _incidents(container, project, known))
+    return Table(("project", *COLUMNS), _incidents(container, project, project_ids))
 
 
 def _incidents(
-    container: Container, project: str, known: Collection[int] | None
+    container: Container, project: str, project_ids: Collection[int] | None
 ) -> Iterator[Sequence[object]]:
     for offset in itertools.count(0, BATCH):
         with container.everywhere().reading() as tx:
-            found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
+            listed = open_everywhere(
+                tx, BATCH, project=project, offset=offset, project_ids=project_ids
+            )
         # The table has no loss: a job's loss is on the list of the job's own project.
-        yield from ((name, *incident_cells(row)) for name, row in found.rows)
-        if len(found.rows) < BATCH:
+        yield from ((name, *incident_cells(row)) for name, row in listed.rows)
+        if len(listed.rows) < BATCH:
             return
 
 
@@ -351,24 +383,24 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         # PostgreSQL's text type has no NUL.
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
-        page = joined_page(found, "/access/incidents", administers=True)
+            listed, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
+        page = joined_page(listed, "/access/incidents", now, administers=True)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     # Registered before `/incidents/{incident}`, which would match this path, too.
     @routes.get(EVERYWHERE)
     def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable_projects(container.principal)
+        name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found = open_everywhere(tx, INCIDENTS, project=name, known=known)
+            listed = open_everywhere(tx, INCIDENTS, project=name, project_ids=project_ids)
             now = tx.now
-        page = joined_page(found, EVERYWHERE, administers=False)
+        page = joined_page(listed, EVERYWHERE, now, administers=False)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     @routes.get(f"{EVERYWHERE}.csv")
     def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable_projects(container.principal)
-        return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
+        name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name, project_ids))
 
     @routes.get("/access/incidents.csv")
     def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
@@ -380,7 +412,8 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             entries, now = list_entries(tx, LISTED, before=before), tx.now
         older = entries[-1].id if len(entries) == LISTED else None
-        return pages.render("access/audit.html", nav, entries=entries, older=older, now=now)
+        shown = audit_table(entries)
+        return pages.render("access/audit.html", nav, entries=shown, older=older, now=now)
 
     @routes.get("/access/{name}.csv")
     def export_route(container: Here, name: str) -> Response:

@@ -133,7 +133,7 @@ def create_project(container: Container, name: str) -> ProjectView:
     return ProjectView(row.id, name, row.created_at, 0, 0, 0)
 
 
-def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[ProjectView]:
-    """Return projects, sorted by name; only the projects with the ids `known` if given."""
-    only = () if known is None else (Project.id.in_(known),)
+def list_projects(tx: Reads, ids: Collection[int] | None = None) -> list[ProjectView]:
+    """Return projects, sorted by name; only the projects with these ids if given."""
+    only = () if ids is None else (Project.id.in_(ids),)
     return read(tx, PROJECTS, Project.deleted_at.is_(None), *only)

@@ -42,7 +42,7 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
     settings = container.settings
     form = partial(_form, pages, settings)
     turns = Turns(PASSWORDS_AT_ONCE, WAITING)
-    cookie, known = session_cookie(settings), known_cookie(settings)
+    cookie, browser_cookie = session_cookie(settings), known_cookie(settings)
     if settings.oidc_issuer is not None:
         _add_provider(routes, container, form)
 
@@ -63,7 +63,9 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
         path = _own_path(next)
         try:
             signed_in = await turns.run(
-                partial(sign_in, container, name, password, _peer(request), known.read(request))
+                partial(
+                    sign_in, container, name, password, _peer(request), browser_cookie.read(request)
+                )
             )
         except UnauthenticatedError as error:
             return form(
@@ -72,7 +74,7 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
         cookie.give(response, signed_in.cookie, SESSION_LASTS)
         if signed_in.known_by is not None:
-            known.give(response, signed_in.known_by, KNOWN_FOR)
+            browser_cookie.give(response, signed_in.known_by, KNOWN_FOR)
         return response
 
     @routes.post("/sign-out")

@@ -89,11 +89,11 @@ def sign_in(
         ).scalar_one_or_none()
         buckets = buckets_for(tx, name, peer, browser)
     # Only names of existing users are recorded: any other text in the name field may be a password.
-    known = None if person is None else person.name
+    existing_name = None if person is None else person.name
     try:
         pay(container, buckets)
     except TooManyGuessesError as error:
-        note_failed_sign_in(container, peer, error, known)
+        note_failed_sign_in(container, peer, error, existing_name)
         raise
     # The password is checked outside of a transaction, since hashing is slow on purpose. The decoy
     # hash is computed in any case, so that the first unknown name in a process takes no longer than
@@ -125,7 +125,7 @@ def sign_in(
                 )
                 return replace(_begin(tx, unchanged), known_by=known_by)
     wrong = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
-    note_failed_sign_in(container, peer, wrong, known)
+    note_failed_sign_in(container, peer, wrong, existing_name)
     raise wrong
 
 

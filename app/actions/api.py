@@ -46,7 +46,7 @@ class PolicyBody(BaseModel, extra="forbid"):
     kind: Annotated[str, Field(min_length=1, max_length=100, examples=["event"])]
     mode: ActionMode | None = None
     config: Annotated[
-        dict[str, Any] | None, Field(description="Which fields it has depends on the kind.")
+        dict[str, Any] | None, Field(description="Its fields depend on the kind.")
     ] = None
 
 
@@ -85,31 +85,31 @@ def _actions(routes: APIRouter) -> None:
         incident: Annotated[uuid.UUID | None, Query(description="Only of this incident.")] = None,
     ) -> ActionListBody:
         with container.reading() as tx:
-            found = list_actions(tx, limit, state=state, host=host, incident=incident)
-        return ActionListBody(actions=found)
+            actions = list_actions(tx, limit, state=state, host=host, incident=incident)
+        return ActionListBody(actions=actions)
 
     @routes.get("/actions/{machine_action}", summary="An action")
     def get_one_action(container: Here, machine_action: uuid.UUID) -> ActionRow:
         with container.reading() as tx:
             return get_action(tx, machine_action)
 
-    @routes.post("/actions/{machine_action}/allow", summary="Let an action be done")
+    @routes.post("/actions/{machine_action}/allow", summary="Allow an action")
     def post_allow(container: Here, machine_action: uuid.UUID) -> ActionRow:
         """Allow an action that waits for approval, that a limit holds, or that failed."""
         return allow(container, machine_action)
 
-    @routes.post("/actions/{machine_action}/decline", summary="Say no to an action")
+    @routes.post("/actions/{machine_action}/decline", summary="Decline an action")
     def post_decline(container: Here, machine_action: uuid.UUID) -> ActionRow:
         return decline(container, machine_action)
 
-    @routes.post("/actions/{machine_action}/release", summary="Take an action back")
+    @routes.post("/actions/{machine_action}/release", summary="Undo an action")
     def post_release(container: Here, machine_action: uuid.UUID) -> ActionRow:
         """Release the machine; for a day it is not taken out again without a user's approval."""
         return put_back(container, machine_action)
 
 
 def _policies(routes: APIRouter) -> None:
-    @routes.get("/action-policies", summary="What may be done to machines, by kind of action")
+    @routes.get("/action-policies", summary="Policies of all kinds of actions")
     def get_policies(container: Here) -> PolicyListBody:
         with container.reading() as tx:
             return PolicyListBody(policies=list_policies(tx))
@@ -124,6 +124,6 @@ def _policies(routes: APIRouter) -> None:
         with container.reading() as tx:
             return get_switch(container.settings, tx)
 
-    @routes.put("/action-switch", summary="Stop all actions, or let them go on")
+    @routes.put("/action-switch", summary="Stop or resume all actions")
     def put_switch(container: Here, body: SwitchBody) -> SwitchView:
         return set_switch(container, stopped=body.stopped, reason=body.reason)

@@ -26,10 +26,10 @@ from app.actions.store import (
     audit_name,
     is_stopped,
     lock_fleet,
-    lock_switch,
     order,
     order_of,
     state_under,
+    try_lock_switch,
 )
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.errors import SecretKeyError
@@ -67,9 +67,9 @@ class Blamed:
     """A blamed machine, its incidents, and its cause with the highest confidence."""
 
     case: Case
-    incidents: tuple[Incident, ...]  # the oldest first
-    jobs: Mapping[uuid.UUID, str]  # by incident
-    gpus: tuple[str, ...]  # UUIDs where known, else their names on the host
+    incidents: tuple[Incident, ...]  # incidents that blame the machine, the oldest first
+    jobs: Mapping[uuid.UUID, str]  # names of jobs by incident
+    gpus: tuple[str, ...]  # GPUs at fault: UUIDs if known, else their names on the host
     lost_each_hour: float | None
 
 
@@ -83,8 +83,8 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
         .where(MachineAction.ordered_at > tx.now - TIME_BETWEEN_MACHINES, of_machines)
         .group_by(MachineAction.host)
     )
-    known = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
-    nodes = select(func.count(HostReading.host.distinct())).where(*known)
+    nodes_seen = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
+    nodes = select(func.count(HostReading.host.distinct())).where(*nodes_seen)
     waiting = exists().where(
         Session.state.in_((SessionState.QUEUED, SessionState.ANALYZING)),
         Session.received_at < tx.now - BEHIND_AFTER,
@@ -150,7 +150,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
     for host, at in put_back.items():
         since[host] = max(since[host], at)
     sessions = _sessions(tx, since)
-    known = frozenset(
+    recent = frozenset(
         tx.session.execute(
             select(HostReading.host)
             .where(
@@ -162,7 +162,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         ).scalars()
     )
     return [
-        _blamed(host, blaming, host in known, sessions.get(host, 0), put_back.get(host))
+        _blamed(host, blaming, host in recent, sessions.get(host, 0), put_back.get(host))
         for host, blaming in by_host.items()
     ]
 
@@ -182,7 +182,7 @@ def _blamed(
         for cause in incident.facts.causes
         if host in cause.where and blames_machine(cause.cause)
     ]
-    # The cause with the highest confidence, with the session that found it.
+    # The cause with the highest confidence counts, with the session that found it.
     best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
     facts, cause = best or (None, None)
     gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
@@ -190,7 +190,8 @@ def _blamed(
         case=Case(
             node=host,
             guessed=any(
-                one.facts is not None and one.facts.has_guessed_name(host) for one in incidents
+                incident.facts is not None and incident.facts.has_guessed_name(host)
+                for incident in incidents
             ),
             known=known,
             in_hand=any(i.state is not IncidentState.FIRING for i in incidents),
@@ -246,7 +247,7 @@ def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]
     return {host: at for host, at in rows if at is not None}
 
 
-# Limits of machines whose names are no node names, so that no command can contain them.
+# Limits that refuse a name that is no node name: no command may contain such a name.
 NOT_A_NODE_NAME: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)
@@ -258,7 +259,7 @@ def decide(container: Container) -> int:
     Does nothing if another server holds the locks.
     """
     with container.uow() as tx:
-        switch = lock_switch(tx, skip_locked=True)
+        switch = try_lock_switch(tx)
         if switch is None or not lock_fleet(tx):
             return 0
         _withdraw(tx)

@@ -34,7 +34,7 @@ MAX_JOBS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _Hanging:
-    """The incident of a job that hangs."""
+    """An open incident about a hanging job."""
 
     incident: Incident
     hang: HangFacts

@@ -16,8 +16,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from app.actions.kinds.registry import KINDS, title_of
 from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
 from app.actions.policies import PolicyView, SwitchView, get_switch, list_policies
+from app.actions.store import no_action
 from app.analysis.diagnosis.causes.registry import KINDS as CAUSES
-from app.errors import NotFoundError
 from app.hosts.models import HostRepair
 from app.incidents.message import PendingAction
 from app.platform.database.columns import as_json
@@ -62,41 +62,41 @@ class ActionRow:
     host: Annotated[
         str,
         Column(sort="host"),
-        Field(description="The machine; empty where it tells of a job that hangs."),
+        Field(description="The machine; empty in a report of a job that hangs."),
     ]
     state: ActionState
     limits: Annotated[
         Sequence[str],
         Column(csv=None),
-        Field(description="What kept it from being done by itself, when it was last looked at."),
+        Field(description="Limits that forbade an automatic action at the last decision."),
     ]
-    command: Annotated[str, Field(description="What is done, as a command.")]
+    command: Annotated[str, Field(description="Equivalent command of the action.")]
     job: str
     hang: Annotated[
         uuid.UUID | None,
         Column(type_coerce(MachineAction.hang, JSONB)["id"].astext),
-        Field(description="The hang that it tells of."),
+        Field(description="The hang that it reports."),
     ]
     cause: Annotated[str, Column(sort="cause")]
     incident_id: Annotated[uuid.UUID, Column(csv=None)]
     gpus: Annotated[Sequence[str], Column(csv=None)]
     confidence: float | None
-    sessions: Annotated[int, Field(description="That blame the machine.")]
-    lost_each_hour: Annotated[float | None, Field(description="GPU-hours.")]
+    sessions: Annotated[int, Field(description="Sessions that blame the machine.")]
+    lost_each_hour: Annotated[float | None, Field(description="GPU-hours that the job loses.")]
     attempt: Annotated[int, Column(csv=None)]
     created_at: Annotated[datetime, Column(sort="-created")]
     ordered_at: datetime | None
     ordered_by: Annotated[
-        str | None, Field(description="The person; null where every limit let it pass.")
+        str | None, Field(description="The person; null for an automatic action.")
     ]
     done_at: datetime | None
     release_ordered_at: Annotated[datetime | None, Column(csv=None)]
-    released_by: Annotated[str | None, Field(description="The person; null where a repair helped.")]
+    released_by: Annotated[str | None, Field(description="The person; null after a repair.")]
     released_at: datetime | None
     repaired_at: Annotated[
         datetime | None,
         Column(_REPAIRED),
-        Field(description="When a repair of the machine was last noted since it was done."),
+        Field(description="Time of the machine's last repair after the action."),
     ]
     # error_code, error, answer: outcome of the last attempt
     error_code: str | None
@@ -137,10 +137,10 @@ def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
     ------
     NotFoundError
     """
-    found = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
-    if not found:
-        raise NotFoundError(f"There is no action {action_id}.")
-    return found[0]
+    actions = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
+    if not actions:
+        raise no_action(action_id)
+    return actions[0]
 
 
 # Number of actions on a page.
@@ -155,8 +155,8 @@ class Show(StrEnum):
     """Groups of states that the list of actions can show."""
 
     ALL = "all"
-    PERSON = "person"  # a person may approve it
-    OUT = "out"  # done or under way
+    PERSON = "person"  # actions that a user may approve
+    OUT = "out"  # actions that took a machine out of service, or are about to
     DRY_RUN = "dry_run"
     OVER = "over"
 
@@ -175,9 +175,9 @@ class ActionsQuery:
     """The filters of the list of actions."""
 
     show: Show = Show.ALL
-    kind: str = ""  # only of this kind
-    host: str = ""  # only on this machine
-    words: str = ""  # all of them in machine, job, cause or command
+    kind: str = ""  # kind of the actions; empty: all kinds
+    host: str = ""  # machine of the actions; empty: all machines
+    words: str = ""  # words that must all occur in machine, job, cause or command
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class ActionsFound:
 
     now: datetime
     page: Page[ActionRow]
-    counts: Mapping[str, int]  # of matching actions by state
+    counts: Mapping[str, int]  # number of matching actions by state
     policies: Sequence[PolicyView]
     switch: SwitchView
 
@@ -196,22 +196,22 @@ class MachineActions:
     """The latest actions on a machine, and the policies that are configured."""
 
     rows: Sequence[ActionRow]
-    modes: Mapping[str, ActionMode]  # by kind, those that are configured
+    modes: Mapping[str, ActionMode]  # modes of the configured policies, by kind of action
     stopped: bool
 
 
 def actions_found(
-    tx: Reads, settings: Settings, asked: ActionsQuery, request: PageRequest
+    tx: Reads, settings: Settings, query: ActionsQuery, request: PageRequest
 ) -> ActionsFound:
     """Return a page of actions with the policies and the kill switch."""
-    where = _filters(asked)
+    where = _filters(query)
     states = tx.session.execute(
         select(MachineAction.state, func.count().label("number"))
         .where(*where)
         .group_by(MachineAction.state)
     )
     counts = {row.state: row.number for row in states}
-    wanted = STATES_SHOWN[asked.show]
+    wanted = STATES_SHOWN[query.show]
     page = read_page(
         tx,
         ACTIONS,
@@ -229,19 +229,19 @@ def actions_found(
     )
 
 
-def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
+def exported_actions(tx: Reads, query: ActionsQuery, sort: str) -> list[ActionRow]:
     """Return all matching actions without pagination."""
-    wanted = MachineAction.state.in_(STATES_SHOWN[asked.show])
-    return read(tx, ACTIONS, *_filters(asked), wanted, sort=sort, limit=EXPORTED)
+    wanted = MachineAction.state.in_(STATES_SHOWN[query.show])
+    return read(tx, ACTIONS, *_filters(query), wanted, sort=sort, limit=EXPORTED)
 
 
-def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
+def _filters(query: ActionsQuery) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if asked.kind in KINDS:
-        conditions.append(MachineAction.kind == asked.kind)
-    if asked.host:
-        conditions.append(MachineAction.host == asked.host)
-    for word in asked.words.split():
+    if query.kind in KINDS:
+        conditions.append(MachineAction.kind == query.kind)
+    if query.host:
+        conditions.append(MachineAction.host == query.host)
+    for word in query.words.split():
         causes = [name for name, kind in CAUSES.items() if word.lower() in kind.title.lower()]
         conditions.append(
             or_(

@@ -20,9 +20,9 @@ class ActionMode(StrEnum):
     """The mode of a policy."""
 
     OFF = "off"
-    DRY_RUN = "dry_run"  # only recorded
-    ASK = "ask"  # each needs approval
-    AUTOMATIC = "automatic"  # within every limit
+    DRY_RUN = "dry_run"  # actions are only recorded
+    ASK = "ask"  # each action needs approval
+    AUTOMATIC = "automatic"  # actions within every limit are executed without approval
 
     # Modes in which orders are executed.
     ACTING = nonmember((ASK, AUTOMATIC))
@@ -33,13 +33,13 @@ class ActionState(StrEnum):
 
     DRY_RUN = "dry_run"  # only recorded
     ASKED = "asked"  # waits for approval
-    HELD = "held"  # by a limit, which a person may override unless it is hard
-    WAITING = "waiting"  # is being done
+    HELD = "held"  # held by a limit, which a user may override unless it is a hard limit
+    WAITING = "waiting"  # a worker executes it
     DONE = "done"
-    FAILED = "failed"  # given up
-    DECLINED = "declined"  # a person said no
+    FAILED = "failed"  # no further attempt is made
+    DECLINED = "declined"  # a user declined it
     WITHDRAWN = "withdrawn"  # its incident ended before anything was done
-    RELEASING = "releasing"  # is being undone
+    RELEASING = "releasing"  # a worker undoes it
     RELEASED = "released"
 
     # States in which nothing was done; the decision is repeated as long as the incident is open.

@@ -29,7 +29,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
         limit that no user can override.
     """
     with container.uow() as tx:
-        switch = _switch(tx)
+        switch = lock_switch(tx)
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state in ActionState.ALLOWABLE, "be allowed")
         mode = tx.session.execute(
@@ -70,7 +70,7 @@ def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
     NotFoundError, ConflictError
     """
     with container.uow() as tx:
-        _switch(tx)
+        lock_switch(tx)
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state in ActionState.DECLINABLE, "be declined")
         row.state, row.ended_at = ActionState.DECLINED, tx.now
@@ -86,7 +86,7 @@ def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
     NotFoundError, ConflictError
     """
     with container.uow() as tx:
-        _switch(tx)
+        lock_switch(tx)
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state is ActionState.DONE and row.hang is None, "be taken back")
         release(tx, row, container.principal.name)
@@ -97,13 +97,6 @@ def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
 def _read(container: Container, action_id: uuid.UUID) -> ActionRow:
     with container.reading() as tx:
         return get_action(tx, action_id)
-
-
-def _switch(tx: UnitOfWork) -> ActionSwitch:
-    switch = lock_switch(tx)
-    if switch is None:
-        raise RuntimeError("a lock that is waited for is taken")
-    return switch
 
 
 def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa: FBT001 - a condition

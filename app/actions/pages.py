@@ -159,21 +159,23 @@ def action_line(
     )
 
 
-def machine_lines(found: MachineActions) -> list[ActionLine]:
+def machine_lines(actions: MachineActions) -> list[ActionLine]:
     """Return the rows of the actions on a machine."""
     return [
-        action_line(row, found.modes, stopped=found.stopped, rows=found.rows) for row in found.rows
+        action_line(row, actions.modes, stopped=actions.stopped, rows=actions.rows)
+        for row in actions.rows
     ]
 
 
 def limit_sentence(limit: str) -> str:
     """Return a limit as a sentence without its period."""
-    known = limit in tuple(Limit)
-    return SENTENCES[Limit(limit)].removesuffix(".") if known else limit
+    is_known = limit in tuple(Limit)
+    return SENTENCES[Limit(limit)].removesuffix(".") if is_known else limit
 
 
 def _why(row: ActionRow) -> str:  # noqa: PLR0911 - a sentence for each state
-    limits = _listed(row.limits)
+    first, *rest = [limit_sentence(limit) for limit in row.limits] or [""]
+    limits = "; ".join([first, *(f"{limit[:1].lower()}{limit[1:]}" for limit in rest)])
     match row.state:
         case ActionState.ASKED:
             return f"By itself it would be held. {limits}" if limits else "Every limit is kept"
@@ -205,12 +207,6 @@ def _done(row: ActionRow) -> str:
 
 def _by(person: str | None) -> str:
     return "Every limit was kept" if person is None else f"Approved by {person}"
-
-
-def _listed(limits: Sequence[str]) -> str:
-    """Return the limits that hold an action, as a single sentence."""
-    first, *rest = [limit_sentence(limit) for limit in limits] or [""]
-    return "; ".join([first, *(f"{one[:1].lower()}{one[1:]}" for one in rest)])
 
 
 def _undone(row: ActionRow) -> str:
@@ -284,8 +280,8 @@ class ActionsPage:
 
 
 def actions_page(
-    found: ActionsFound,
-    asked: ActionsQuery,
+    listed: ActionsFound,
+    query: ActionsQuery,
     address: Address,
     *,
     scontrol: bool,
@@ -300,10 +296,10 @@ def actions_page(
     administers : bool
         Whether the user may change the policies of the project.
     """
-    modes = {policy.kind: policy.mode for policy in found.policies}
-    configured = any(policy.changed_at is not None for policy in found.policies)
-    rows = found.page.rows
-    lines = [action_line(row, modes, stopped=found.switch.stopped, rows=rows) for row in rows]
+    modes = {policy.kind: policy.mode for policy in listed.policies}
+    configured = any(policy.changed_at is not None for policy in listed.policies)
+    rows = listed.page.rows
+    lines = [action_line(row, modes, stopped=listed.switch.stopped, rows=rows) for row in rows]
     shown: tuple[Shown[ActionLine], ...] = (
         Shown("State", lambda line: html.state(line.state)),
         Shown(
@@ -315,33 +311,33 @@ def actions_page(
             of_cells="grow",
         ),
         Shown("What and why", _what, of_cells="grow"),
-        Shown("Since", lambda line: moments.ago(line.at, found.now), "created_at", "num opt"),
+        Shown("Since", lambda line: moments.ago(line.at, listed.now), "created_at", "num opt"),
         Shown(_ORDERS, lambda line: line.buttons, of_cells="do"),
     )
-    total = plural(found.page.total, "action") if found.page.total else "No action"
+    total = plural(listed.page.total, "action") if listed.page.total else "No action"
     note = "A machine has at most one open action of a kind; the newest first"
-    if found.page.pages != 1:
-        note += f"; {count(found.page.first)} to {count(found.page.last)}"
-    waiting = found.counts.get(ActionState.ASKED, 0)
-    content: list[object] = [*lines, sorted(found.counts.items()), found.switch]
-    content += [(policy.kind, policy.mode, policy.changed_at) for policy in found.policies]
+    if listed.page.pages != 1:
+        note += f"; {count(listed.page.first)} to {count(listed.page.last)}"
+    waiting = listed.counts.get(ActionState.ASKED, 0)
+    content: list[object] = [*lines, sorted(listed.counts.items()), listed.switch]
+    content += [(policy.kind, policy.mode, policy.changed_at) for policy in listed.policies]
     return ActionsPage(
-        now=found.now,
+        now=listed.now,
         title=f"Actions: {count(waiting)} ask"
         if waiting
-        else f"Actions: {count(sum(found.counts.values()))}",
-        heading=_heading(found, configured=configured),
-        states=[(STOPPED, "stopped")] if found.switch.stopped else [],
-        words=asked.words,
+        else f"Actions: {count(sum(listed.counts.values()))}",
+        heading=_heading(listed, configured=configured),
+        states=[(STOPPED, "stopped")] if listed.switch.stopped else [],
+        words=query.words,
         parameters=[
             (name, value)
             for name, value in address.parameters.items()
             if value and name not in {"q", "page"}
         ],
-        choices=_choices(found, asked, address),
-        host=asked.host,
+        choices=_choices(listed, query, address),
+        host=query.host,
         all_url=address.but(host=None, page=None),
-        list_title=f"{total} on {asked.host}" if asked.host else total,
+        list_title=f"{total} on {query.host}" if query.host else total,
         list_note=note,
         table=drawn(
             shown,
@@ -349,12 +345,12 @@ def actions_page(
             csv=replace(address, path=f"{PATH}.csv").but(page=None),
             classes="inc acts",
             headings=sorted_by(ACTIONS, shown, address),
-            pager=pager(found.page, address),
+            pager=pager(listed.page, address),
         ),
-        nothing=_nothing(asked, configured=configured),
+        nothing=_nothing(query, configured=configured),
         configured=configured,
-        switch=found.switch,
-        policies=[_policy(one, scontrol=scontrol) for one in found.policies],
+        switch=listed.switch,
+        policies=[_policy(policy, scontrol=scontrol) for policy in listed.policies],
         administers=administers,
         version=uuid.uuid5(uuid.NAMESPACE_OID, repr(content)).hex,
     )
@@ -374,15 +370,17 @@ def _what(line: ActionLine) -> Markup:
     )
 
 
-def _heading(found: ActionsFound, *, configured: bool) -> str:
-    if found.switch.stopped:
+def _heading(listed: ActionsFound, *, configured: bool) -> str:
+    if listed.switch.stopped:
         return "All actions on machines are stopped"
     if not configured:
         return "Nothing is done to machines: no kind of action is configured"
-    counts = found.counts
+    counts = listed.counts
     parts = []
-    if asked := counts.get(ActionState.ASKED, 0):
-        parts.append(f"{plural(asked, 'action')} {'waits' if asked == 1 else 'wait'} for a person")
+    if waiting := counts.get(ActionState.ASKED, 0):
+        parts.append(
+            f"{plural(waiting, 'action')} {'waits' if waiting == 1 else 'wait'} for a person"
+        )
     if done := sum(counts.get(state, 0) for state in ActionState.OUT):
         parts.append(f"{plural(done, 'action')} in force")
     if failed := counts.get(ActionState.FAILED, 0):
@@ -395,20 +393,20 @@ def _heading(found: ActionsFound, *, configured: bool) -> str:
     return f"{plural(dry, 'action')} in a dry run: nothing is done" if dry else "Nothing to be done"
 
 
-def _choices(found: ActionsFound, asked: ActionsQuery, address: Address) -> list[Choice]:
+def _choices(listed: ActionsFound, query: ActionsQuery, address: Address) -> list[Choice]:
     return [
         Choice(
-            one.value,
-            f"{label} {count(sum(found.counts.get(state, 0) for state in STATES_SHOWN[one]))}",
-            one is asked.show,
-            address.but(show=None if one is Show.ALL else one, page=None),
+            choice.value,
+            f"{label} {count(sum(listed.counts.get(state, 0) for state in STATES_SHOWN[choice]))}",
+            choice is query.show,
+            address.but(show=None if choice is Show.ALL else choice, page=None),
         )
-        for one, label in LABELS.items()
+        for choice, label in LABELS.items()
     ]
 
 
-def _nothing(asked: ActionsQuery, *, configured: bool) -> str:
-    if asked.words or asked.host or asked.kind or asked.show is not Show.ALL:
+def _nothing(query: ActionsQuery, *, configured: bool) -> str:
+    if query.words or query.host or query.kind or query.show is not Show.ALL:
         return "No action matches."
     if configured:
         return "No incident blames a machine since a policy was set."
@@ -418,26 +416,26 @@ def _nothing(asked: ActionsQuery, *, configured: bool) -> str:
     )
 
 
-def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
-    kind = KINDS[one.kind]
-    known = one.changed_at is not None
-    chosen = one.mode if known else ActionMode.DRY_RUN
-    hosts = ", ".join(host for host in one.secrets.values() if host)
-    hint = MODES[one.mode].hint
+def _policy(policy: PolicyView, *, scontrol: bool) -> PolicyLine:
+    kind = KINDS[policy.kind]
+    is_set = policy.changed_at is not None
+    chosen = policy.mode if is_set else ActionMode.DRY_RUN
+    hosts = ", ".join(host for host in policy.secrets.values() if host)
+    hint = MODES[policy.mode].hint
     return PolicyLine(
-        kind=one.kind,
+        kind=policy.kind,
         title=kind.title,
-        mode=MODES[one.mode].word if known else "Not configured",
-        hint=f"{hint}; to {hosts}" if known and hosts else hint if known else "",
-        changed_at=one.changed_at,
-        changed_by=one.changed_by or "",
+        mode=MODES[policy.mode].word if is_set else "Not configured",
+        hint=f"{hint}; to {hosts}" if is_set and hosts else hint if is_set else "",
+        changed_at=policy.changed_at,
+        changed_by=policy.changed_by or "",
         fields=fields_of(
             kind.config,
             "config",
-            values=one.config if known else None,
+            values=policy.config if is_set else None,
             secrets=kind.secrets,
-            stored=one.secrets if known else None,
-            prefix=f"{one.kind}-",
+            stored=policy.secrets if is_set else None,
+            prefix=f"{policy.kind}-",
         ),
         modes=list(MODES.values()),
         chosen=chosen,
@@ -463,19 +461,19 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
         sort: QueryText = "",
         page: QueryText = "",
     ) -> Response:
-        asked = _asked(q, show, kind, host)
+        query = _asked(q, show, kind, host)
         request = PageRequest(sort, page_number(page), PAGE)
         with pages.reading(container) as (tx, nav):
-            found = actions_found(tx, container.settings, asked, request)
-        given = {"show": show, "kind": kind, "host": asked.host, "q": asked.words}
+            listed = actions_found(tx, container.settings, query, request)
+        given = {"show": show, "kind": kind, "host": query.host, "q": query.words}
         shown = actions_page(
-            found,
-            asked,
+            listed,
+            query,
             Address(PATH, {**given, "sort": sort, "page": page}),
             scontrol=container.settings.slurm_scontrol is not None,
             administers=Right.ADMIN in container.principal.rights_in(container.project_id),
         )
-        return pages.render("actions/page.html", nav, page=shown, now=found.now)
+        return pages.render("actions/page.html", nav, page=shown, now=listed.now)
 
     @routes.get(f"{PATH}.csv")
     def actions_file_route(  # noqa: PLR0913 - what an address may ask for
@@ -494,9 +492,9 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/actions-policies.csv")
     def policies_file_route(container: Here) -> Response:
         with container.reading() as tx:
-            found = list_policies(tx)
+            policies = list_policies(tx)
         names = ("kind", "title", "mode", "changed_at", "changed_by")
-        return csv_file("paceline-action-policies.csv", Table.of(PolicyView, found, *names))
+        return csv_file("paceline-action-policies.csv", Table.of(PolicyView, policies, *names))
 
 
 def _asked(words: str, show: str, kind: str, host: str) -> ActionsQuery:

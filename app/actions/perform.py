@@ -133,8 +133,8 @@ def _start(container: Container, claim: Claim) -> _Started | None:
 def _held_by(container: Container, switch: ActionSwitch, row: MachineAction) -> Limit | None:
     if is_stopped(container.settings, switch):
         return Limit.STOPPED
-    known = row.hang is not None or is_one_node(row.host)
-    return None if known else Limit.NOT_ONE_NODE
+    is_valid = row.hang is not None or is_one_node(row.host)
+    return None if is_valid else Limit.NOT_ONE_NODE
 
 
 def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryError) -> None:
@@ -187,8 +187,6 @@ def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release
 
 def _locked(tx: UnitOfWork, claim: Claim) -> tuple[ActionSwitch, MachineAction | None]:
     switch = lock_switch(tx)
-    if switch is None:
-        raise RuntimeError("a lock that is waited for is taken")
     try:
         return switch, lock_action(tx, claim.subject_id)
     except NotFoundError:

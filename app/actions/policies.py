@@ -34,7 +34,7 @@ class PolicyView:
     kind: str
     title: str
     mode: ActionMode
-    config: Mapping[str, Any]  # what may be shown
+    config: Mapping[str, Any]  # configuration without its secret fields
     # names of the secrets that are set, with the host of each secret that is an address
     secrets: Mapping[str, str | None]
     # changed_at, changed_by: None if the policy was never set
@@ -97,8 +97,8 @@ def set_policy(
         row = tx.session.execute(
             select(ActionPolicy).where(ActionPolicy.kind == name).with_for_update()
         ).scalar_one_or_none()
-        known = {} if row is None else row.config | unseal(container.settings, row.secrets)
-        merged = {k: v for k, v in (known | dict(config or {})).items() if v is not None}
+        stored = {} if row is None else row.config | unseal(container.settings, row.secrets)
+        merged = {k: v for k, v in (stored | dict(config or {})).items() if v is not None}
         shown, secrets = split_config(kind.config, kind.secrets, merged, InvalidActionError)
         if row is None:
             row = ActionPolicy(kind=name, mode=ActionMode.DRY_RUN)
@@ -138,7 +138,7 @@ def set_switch(container: Container, *, stopped: bool, reason: str | None = None
     """Stop or resume all actions of a project; idempotent."""
     with container.uow() as tx:
         switch = lock_switch(tx)
-        if switch is not None and stopped != (switch.stopped_at is not None):
+        if stopped != (switch.stopped_at is not None):
             switch.stopped_at = tx.now if stopped else None
             switch.stopped_by = container.principal.name if stopped else None
             switch.reason = reason if stopped else None

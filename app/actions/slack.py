@@ -66,10 +66,10 @@ class ButtonOutcome:
     """The outcome of a button: a text for the member, and the refusal if it was refused."""
 
     words: str
-    everybody: bool  # whether the whole channel sees it
+    everybody: bool  # whether Slack shows the text to the whole channel
     # Address on Slack's own host; empty if the request names another host
     response_url: str = ""
-    refusal: PacelineError | None = None  # answered instead of 200
+    refusal: PacelineError | None = None  # error that the request is answered with
 
 
 @dataclass(frozen=True, slots=True)

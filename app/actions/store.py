@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import ScalarResult, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.actions.kinds.kind import HangOrder, Limit, Order
@@ -31,14 +31,17 @@ from app.platform.settings import Settings
 FLEET_LOCK: Final = 0x61637469
 
 
-def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | None:
-    """Return the kill switch of a transaction's project, locked until the transaction ends.
+def lock_switch(tx: UnitOfWork) -> ActionSwitch:
+    """Return the kill switch of a transaction's project, locked until the transaction ends."""
+    return _locked_switch(tx, skip_locked=False).one()
 
-    Parameters
-    ----------
-    skip_locked : bool
-        Return None if another transaction has it.
-    """
+
+def try_lock_switch(tx: UnitOfWork) -> ActionSwitch | None:
+    """Return what `lock_switch` does; None if another transaction has locked the switch."""
+    return _locked_switch(tx, skip_locked=True).one_or_none()
+
+
+def _locked_switch(tx: UnitOfWork, *, skip_locked: bool) -> ScalarResult[ActionSwitch]:
     tx.session.execute(
         insert(ActionSwitch).values().on_conflict_do_nothing(index_elements=["project_id"])
     )
@@ -46,7 +49,7 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
         select(ActionSwitch)
         .with_for_update(skip_locked=skip_locked)
         .execution_options(populate_existing=True)
-    ).scalar_one_or_none()
+    ).scalars()
 
 
 def lock_fleet(tx: UnitOfWork) -> bool:
@@ -83,8 +86,13 @@ def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
         select(MachineAction).where(MachineAction.id == action_id).with_for_update()
     ).scalar_one_or_none()
     if row is None:
-        raise NotFoundError(f"There is no action {action_id}.")
+        raise no_action(action_id)
     return row
+
+
+def no_action(action_id: uuid.UUID) -> NotFoundError:
+    """Return the error for an unknown action."""
+    return NotFoundError(f"There is no action {action_id}.")
 
 
 def audit_name(row: MachineAction) -> str:

@@ -65,7 +65,7 @@ def router() -> APIRouter:
     @routes.post(
         "/sessions/{session}/fixes",
         status_code=HTTPStatus.NO_CONTENT,
-        summary="Say that a recommended fix was applied",
+        summary="Mark a recommended fix as applied",
     )
     def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
         """Mark the fix as applied (idempotent); the job's next session measures its gain."""
@@ -74,7 +74,7 @@ def router() -> APIRouter:
     @routes.delete(
         "/sessions/{session}/fixes/{action}",
         status_code=HTTPStatus.NO_CONTENT,
-        summary="Take back that a fix was applied",
+        summary="Remove the mark of an applied fix",
     )
     def delete_fix(
         container: Here,

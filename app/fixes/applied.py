@@ -37,7 +37,7 @@ from app.web.lists import Column, Listing, read
 
 
 def report_of(tx: Reads, session_id: uuid.UUID) -> Report:
-    """Return the report of a session.
+    """Return the analysis report of a session.
 
     Raises
     ------

@@ -34,7 +34,10 @@ class FileOfHang(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     rank: int | None = Field(
-        None, ge=0, lt=1 << 20, description="Whose dump it is; default: the end of `name`."
+        None,
+        ge=0,
+        lt=1 << 20,
+        description="Rank of the dump; default: the number at the end of `name`.",
     )
     name: str = Field("", max_length=255, description="The file's name: `_dump_3`.")
 
@@ -48,7 +51,7 @@ class HangReceiptBody(BaseModel):
     kind: HangKind
     sentence: str
     confidence: float
-    not_read: list[str] = Field(description="Files of an archive that are of no kind that is read.")
+    not_read: list[str] = Field(description="Files of unknown kinds in an archive.")
 
 
 class UploadBody(BaseModel):
@@ -61,7 +64,7 @@ class UploadBody(BaseModel):
     url: str | None = Field(description="The page of that hang.")
     reason_code: str | None = Field(description="Why it was refused: a stable code.")
     reason: str | None = Field(description="Why it was refused, in a sentence.")
-    not_read: list[str] = Field(description="Files of it that are of no kind that is read.")
+    not_read: list[str] = Field(description="Files of unknown kinds in the archive.")
 
     @classmethod
     def of(cls, upload: Upload, pages: str) -> Self:
@@ -88,7 +91,7 @@ class OneHangBody(BaseModel):
     """A hang with its whole verdict."""
 
     hang: HangRow
-    gpu_hours: float = Field(description="What it has cost.")
+    gpu_hours: float = Field(description="Cost of the hang.")
     document: HangDocument
 
 
@@ -122,11 +125,11 @@ def router() -> APIRouter:
     async def post_hang(
         container: Here, request: Request, job: Job, query: Annotated[FileOfHang, Query()]
     ) -> Response:
-        """Find the ranks that are waited for, and store the verdict.
+        """Find the ranks for which the other ranks wait, and store the verdict.
 
         The body is an archive (tar, plain or compressed with gzip or zstd, or zip) of dumps of
         PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or a single
-        one of them, which joins the job's open hang if the last file of that came within ten
+        such file, which joins the job's open hang if that hang's last file came within ten
         minutes. Pickles are read without being unpickled. An archive of more than 8 MiB is read
         by a worker: the answer is 202, and `Location` is the address of its state.
         """
@@ -172,14 +175,14 @@ def router() -> APIRouter:
     def get_hangs(
         container: Here, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
     ) -> HangsBody:
-        """Return the latest first."""
+        """Return the latest hangs first."""
         with container.reading() as tx:
             known_job(tx, job)
             return HangsBody(hangs=hangs_of_job(tx, job, limit))
 
     @routes.get(
         "/api/v1/hang-uploads/{upload}",
-        summary="Where an archive of a hang stands",
+        summary="State of an archive of a hang",
         responses={404: problems.described("There is none")},
     )
     def get_upload_state(container: Here, request: Request, upload: uuid.UUID) -> UploadBody:

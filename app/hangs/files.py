@@ -77,12 +77,12 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangFile:
-    """A parsed file of a hang; only the field of its kind has content.
+    """A parsed file of a hang; the fields of other kinds are empty.
 
     Parameters
     ----------
     rank : int or None
-        None of a file about all ranks.
+        None in a file about all ranks.
     """
 
     name: str
@@ -129,14 +129,14 @@ def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile 
     if kind is None:
         return None
     try:
-        return _read(kind, name, body, rank)
+        return _parsed(kind, name, body, rank)
     except InvalidTraceError as error:
         raise InvalidTraceError(
             f"{name}: {error.message}", code=error.stable_code, faults=error.faults
         ) from error
 
 
-def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
+def _parsed(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
     most = MOST_RAS_BYTES if kind is FileKind.NCCL_RAS else MOST_BYTES
     if len(body) > most:
         raise InvalidTraceError(
@@ -197,14 +197,14 @@ def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
             has_dumps = True
         else:
             stacks[file.rank] = file.stack
-    job = _recorded(recorder if has_dumps else None, communicators, stacks, silent)
+    job = _combined(recorder if has_dumps else None, communicators, stacks, silent)
     ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
         ranks[rank] = replace(ranks[rank], stack=stack)
     return replace(job, ranks=ranks, processes=processes, silent=silent)
 
 
-def _recorded(
+def _combined(
     recorder: FlightRecorder | None,
     communicators: tuple[Communicator, ...],
     stacks: Mapping[int, tuple[Frame, ...]],

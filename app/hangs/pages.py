@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.access.guard import Here
-from app.analysis.hangs.document import Arrow, Box, FoldedStack, HangDocument, RankLine, ranks_text
+from app.analysis.hangs.document import Box, FoldedStack, HangDocument, RankLine, ranks_text
 from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.state import Frame
 from app.analysis.json_text import to_json
@@ -27,10 +27,12 @@ from app.hangs.receive import guessed_hosts
 from app.incidents.held_machines import cordon_commands
 from app.incidents.pages.parts import Actions, actions
 from app.incidents.views import open_by_job
+from app.web import html, moments
 from app.web.format import age, count, plural
+from app.web.links import job_url
 from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
-from app.web.tables import Table, csv_file, one_of
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
 # Sizes of the graph of waiting ranks, in SVG units. Arrows point from left to right or, on a phone,
 # downward.
@@ -39,15 +41,15 @@ _HEIGHT: Final = 66
 _GAP: Final = 20
 _BETWEEN: Final = 80
 _EDGE: Final = 2
-# Largest number of characters in a line of a box.
+# Largest number of characters in a line of a box of the graph.
 _CHARACTERS: Final = 38
-# Largest number of characters in a title, which is bold and therefore wider.
+# Largest number of characters in a box's title, which is bold and therefore wider.
 _TITLE_CHARACTERS: Final = 34
 _SPANS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PlacedBox:
     """A box of the graph: corner, title, lines and text alternative; `stuck` if of a culprit."""
 
     x: int
@@ -66,7 +68,7 @@ class Graph:
     height: int
     box_width: int
     box_height: int
-    boxes: tuple[Drawn, ...]
+    boxes: tuple[PlacedBox, ...]
     arrows: tuple[str, ...]
 
 
@@ -89,20 +91,24 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
                 rest = (tallest - len(column)) * (_HEIGHT + _GAP) // 2
                 x = place * (_WIDTH + _BETWEEN)
                 corners[index] = (_EDGE + x, _EDGE + rest + row * (_HEIGHT + _GAP))
-    width = 330 if downward else _WIDTH
+    width, middle = 330 if downward else _WIDTH, _HEIGHT // 2
+    ends = ((corners[arrow.start], corners[arrow.end]) for arrow in document.arrows)
     return Graph(
         width=2 * _EDGE + max(x for x, _ in corners.values()) + width,
         height=2 * _EDGE + max(y for _, y in corners.values()) + _HEIGHT,
         box_width=width,
         box_height=_HEIGHT,
-        boxes=tuple(_drawn(box, corners[index]) for index, box in enumerate(boxes)),
+        boxes=tuple(_placed(box, corners[index]) for index, box in enumerate(boxes)),
         arrows=_downward(columns, corners)
         if downward
-        else tuple(_path(arrow, corners) for arrow in document.arrows),
+        else tuple(
+            f"M{start[0] + _WIDTH + 2} {start[1] + middle}L{end[0] - 4} {end[1] + middle}"
+            for start, end in ends
+        ),
     )
 
 
-def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
+def _placed(box: Box, corner: tuple[int, int]) -> PlacedBox:
     # The text holds a culprit's kind and operation, or the operation of waiting ranks and its
     # group.
     what, _, rest = box.what.partition(" of " if box.distance else ": ")
@@ -113,23 +119,20 @@ def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
         title = f"{plural(len(box.ranks), 'rank')}: {ranks_text(box.ranks, _SPANS)}"
     lines = tuple(_cut(line) for line in (what, rest) if line)
     cut = _cut(title, _TITLE_CHARACTERS)
-    return Drawn(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
+    return PlacedBox(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
 
 
 def _cut(text: str, most: int = _CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
-    start, end = corners[arrow.start], corners[arrow.end]
-    middle = _HEIGHT // 2
-    return f"M{start[0] + _WIDTH + 2} {start[1] + middle}L{end[0] - 4} {end[1] + middle}"
-
-
 def _downward(
     columns: Sequence[Sequence[int]], corners: dict[int, tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Return one arrow between consecutive columns; an arrow for each box would cross boxes."""
+    """Return one downward arrow between consecutive columns of boxes.
+
+    An arrow for each box would cross boxes.
+    """
     arrows = []
     for above, below in pairwise(columns):
         top, bottom = corners[above[-1]][1] + _HEIGHT, corners[below[0]][1]
@@ -197,18 +200,6 @@ class GroupLine:
 
 
 @dataclass(frozen=True, slots=True)
-class HangLine:
-    """A hang as a line of the list on its job's page."""
-
-    url: str
-    at: datetime
-    state: StateLabel
-    sentence: str
-    lasted: str
-    cost: str
-
-
-@dataclass(frozen=True, slots=True)
 class HangPage:
     """The page of a hang."""
 
@@ -230,7 +221,7 @@ class HangPage:
     commands: Sequence[tuple[str, str]]
     unknown: tuple[str, ...]
     groups_title: str
-    groups: tuple[GroupLine, ...]
+    groups: Drawn
     more_groups: int
     incidents: Sequence[Actions]
 
@@ -268,21 +259,39 @@ def hang_page(
         commands=_commands(hang, row, guessed),
         unknown=hang.unknown,
         groups_title=f"{count(heard)} of {plural(len(document.ranks), 'rank')} left something",
-        groups=groups[:_GROUPS],
+        groups=drawn(_GROUP_COLUMNS, groups[:_GROUPS], csv=f"/hangs/{row.id}/ranks.csv"),
         more_groups=max(len(groups) - _GROUPS, 0),
         incidents=incidents,
     )
 
 
-def hang_line(row: HangRow) -> HangLine:
-    """Return the line of a hang for the list on its job's page."""
-    return HangLine(
-        url=f"/hangs/{row.id}",
-        at=row.created_at,
-        state=hang_state(row),
-        sentence=row.sentence,
-        lasted="" if row.is_past else age(row.lasted.total_seconds()),
-        cost="" if row.is_past else hours(row.gpu_hours),
+def hangs_table(rows: Sequence[HangRow], job: str, now: datetime) -> Drawn:
+    """Return the table of a job's hangs, for the job's page."""
+    return drawn(
+        (
+            Shown("When", lambda row: moments.when(row.created_at, now), of_cells="nowrap"),
+            Shown("State", lambda row: html.state(hang_state(row)), of_cells="nowrap"),
+            Shown(
+                "What",
+                lambda row: html.element(
+                    "a", row.sentence, class_="within", href=f"/hangs/{row.id}"
+                ),
+                of_cells="grow",
+            ),
+            Shown(
+                "Lasted",
+                lambda row: "" if row.is_past else age(row.lasted.total_seconds()),
+                classes="num opt",
+                of_cells="nowrap",
+            ),
+            Shown(
+                "GPU-hours",
+                lambda row: "" if row.is_past else hours(row.gpu_hours),
+                classes="num opt",
+            ),
+        ),
+        rows,
+        csv=f"{job_url(job)}/hangs.csv",
     )
 
 
@@ -297,7 +306,7 @@ def heading_of(hang: Hang) -> str:
     """Return which ranks wait for which and why, in one sentence without a full stop."""
     if not hang.culprits:
         return hang.sentence.removesuffix(".")
-    blamed = [one.rank for one in hang.culprits]
+    blamed = [culprit.rank for culprit in hang.culprits]
     who = "1 rank waits" if len(hang.waiting) == 1 else f"{count(len(hang.waiting))} ranks wait"
     named = f"rank{'s' if len(blamed) > 1 else ''} {_and(blamed)}"
     operation = hang.culprits[0].operation.partition(" of ")[0]
@@ -310,8 +319,8 @@ def heading_of(hang: Hang) -> str:
     return f"{who} for {named}, {whys[hang.kind]}"
 
 
-def _do(ranks: Sequence[int], one: str, several: str) -> str:
-    return one if len(ranks) == 1 else several
+def _do(ranks: Sequence[int], singular: str, plural_verb: str) -> str:
+    return singular if len(ranks) == 1 else plural_verb
 
 
 def _and(ranks: Sequence[int]) -> str:
@@ -336,8 +345,8 @@ def _facts(row: HangRow, document: HangDocument) -> list[Fact]:
         Fact("Costs", f"{count(document.gpu_hours_each_hour)} an hour", cost),
     ]
     if hang.culprits:
-        blamed = [one.rank for one in hang.culprits]
-        places = [one.place for one in hang.culprits[:_NAMED] if one.place]
+        blamed = [culprit.rank for culprit in hang.culprits]
+        places = [culprit.place for culprit in hang.culprits[:_NAMED] if culprit.place]
         operation, _, group = hang.culprits[0].operation.partition(" of ")
         facts += [
             Fact("Stuck ranks", _and(blamed), ", ".join(places) or "hosts are not known"),
@@ -371,17 +380,17 @@ def _at(frame: Frame) -> str:
 def steps_of(document: HangDocument) -> list[str]:
     """Return the sentences that tell a user how to resolve a hang, in order."""
     hang = document.verdict
-    stuck = [one for one in document.stacks if one.stuck]
+    stuck = [stack for stack in document.stacks if stack.stuck]
     steps = []
     if stuck:
-        lines = {one.frames[0] for one in stuck}
-        ranks = sum(len(one.ranks) for one in stuck)
+        lines = {stack.frames[0] for stack in stuck}
+        ranks = sum(len(stack.ranks) for stack in stuck)
         line = f"Read {_at(stuck[0].frames[0])}, in {stuck[0].frames[0].function}"
         if len(lines) == 1 and ranks > 1:
             line += f": the same line on {count(ranks)} ranks, so it is the job, not a machine"
         steps.append(f"{line}.")
     steps.append(hang.remedy)
-    hosts = {one.host for one in hang.culprits if one.host}
+    hosts = {culprit.host for culprit in hang.culprits if culprit.host}
     if len(hosts) > 1 and hang.kind is not HangKind.DEVICE_STUCK:
         steps.append(f"Culprits are on {count(len(hosts))} hosts: one machine is not the reason.")
     return steps
@@ -389,7 +398,7 @@ def steps_of(document: HangDocument) -> list[str]:
 
 def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
     """Return the commands that cordon the host at fault, if it is one host with a sure name."""
-    hosts = {one.host for one in hang.culprits}
+    hosts = {culprit.host for culprit in hang.culprits}
     if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
         return ()
     host = hosts.pop()
@@ -398,9 +407,16 @@ def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tu
     return cordon_commands(host, f"Paceline hang {row.id}")
 
 
+_GROUP_COLUMNS: Final[tuple[Shown[GroupLine], ...]] = (
+    Shown("Ranks", lambda line: line.ranks),
+    Shown("Waits in", lambda line: line.what, of_cells="grow"),
+    Shown("Since", lambda line: line.since, classes="num", of_cells="nowrap"),
+)
+
+
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
     """Return ranks grouped by the operation they wait in: culprits first, then unknown ranks."""
-    blamed = {one.rank: one for one in document.verdict.culprits}
+    blamed = {culprit.rank: culprit for culprit in document.verdict.culprits}
     folded: dict[tuple[int, str], list[RankLine]] = {}
     for line in document.ranks:
         if line.rank in blamed:
@@ -415,7 +431,7 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
     for (_, what), lines in sorted(
         folded.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1])
     ):
-        since_ns = min((one.since_ns for one in lines if one.since_ns is not None), default=None)
+        since_ns = min((line.since_ns for line in lines if line.since_ns is not None), default=None)
         since = "–" if since_ns is None else age(max(now.timestamp() - since_ns / 1e9, 0.0))
         groups.append(GroupLine(ranks_text([line.rank for line in lines]), what, since))
     return tuple(groups)
@@ -423,16 +439,16 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
 
 def ranks_csv(document: HangDocument) -> Table:
     """Return the table of all ranks: host and GPU, and the operation in which the rank waits."""
-    blamed = {one.rank: one.kind for one in document.verdict.culprits}
+    blamed = {culprit.rank: culprit.kind for culprit in document.verdict.culprits}
     header = ("rank", "host", "gpu", "culprit", "known", "waits_in", "since_ns")
     return Table(
         header,
         (
             (
-                one.rank, one.host, one.gpu, blamed.get(one.rank), one.known, one.waits_in,
-                one.since_ns,
+                line.rank, line.host, line.gpu, blamed.get(line.rank), line.known, line.waits_in,
+                line.since_ns,
             )
-            for one in document.ranks
+            for line in document.ranks
         ),
     )  # fmt: skip
 
@@ -443,8 +459,8 @@ def chain_csv(document: HangDocument) -> Table:
     return Table(
         header,
         (
-            (one.distance, one.operation, _spans(one.waiting), _spans(one.waits_for))
-            for one in document.verdict.chain
+            (link.distance, link.operation, _spans(link.waiting), _spans(link.waits_for))
+            for link in document.verdict.chain
         ),
     )
 
@@ -455,9 +471,9 @@ def stacks_csv(document: HangDocument) -> Table:
     return Table(
         header,
         (
-            (_spans(one.ranks), one.stuck, number, frame.function, frame.file, frame.line)
-            for one in document.stacks
-            for number, frame in enumerate(one.frames)
+            (_spans(stack.ranks), stack.stuck, number, frame.function, frame.file, frame.line)
+            for stack in document.stacks
+            for number, frame in enumerate(stack.frames)
         ),
     )
 
@@ -471,20 +487,8 @@ FILES: Final[Mapping[str, Callable[[HangDocument], Table]]] = {
 
 def hangs_csv(rows: Sequence[HangRow]) -> Table:
     """Return the table of a job's hangs, the latest first."""
-    header = (
-        "hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits", "confidence",
-        "gpu_hours", "sentence",
-    )  # fmt: skip
-    return Table(
-        header,
-        (
-            (
-                one.id, one.created_at, one.over_at, one.kind, one.ranks, one.waiting,
-                one.culprits, one.confidence, one.gpu_hours, one.sentence,
-            )
-            for one in rows
-        ),
-    )  # fmt: skip
+    names = ("hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits")
+    return Table.of(HangRow, rows, *names, "confidence", "gpu_hours", "sentence")
 
 
 def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
@@ -503,13 +507,13 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
     hang = document.verdict
     lines = [f"{row.job}: {heading_of(hang)}", "", hang.sentence]
     lines += [
-        f"- rank {one.rank}{f' on {one.place}' if one.place else ''} {one.evidence}"
-        for one in hang.culprits
+        f"- rank {culprit.rank}{f' on {culprit.place}' if culprit.place else ''} {culprit.evidence}"
+        for culprit in hang.culprits
     ]
     for stack in document.stacks:
         if stack.stuck:
             lines += ["", f"Stack of {_spans(stack.ranks)}, innermost first:"]
-            lines += [f"  {one.function}  {one.file}:{one.line}" for one in stack.frames]
+            lines += [f"  {frame.function}  {frame.file}:{frame.line}" for frame in stack.frames]
     lines += ["", "What to do:", *(f"{n}. {step}" for n, step in enumerate(steps_of(document), 1))]
     if hang.unknown:
         lines += ["", *hang.unknown]
@@ -520,7 +524,7 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    # No limit on the number of ranks, because files list all ranks.
+    # No limit on the number of named ranks, because files list all of them.
     return ranks_text(ranks, len(ranks)).replace("–", "-")
 
 
@@ -536,7 +540,7 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
                 return pages.not_found(f"hang {hang}", nav)
             incidents = open_by_job(tx, row.job).get(row.job, [])
             guessed = guessed_hosts(tx, row.job)
-        shown = [actions(one, row.now) for one in incidents]
+        shown = [actions(incident, row.now) for incident in incidents]
         page = hang_page(row, document, shown, guessed)
         text = hang_text(row, document)
         return pages.render("hangs/page.html", nav, page=page, now=page.now, text=text)

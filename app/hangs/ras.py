@@ -158,7 +158,11 @@ def ras_job(communicators: Sequence[Communicator]) -> JobState:
         totals = {rank: sum(launched.values()) for rank, launched in counts.items()}
         most, least = max(totals.values(), default=0), min(totals.values(), default=0)
         behind = [counts[rank] for rank, total in totals.items() if total == least]
-        fewest = {name: min(one.get(name, 0) for one in behind) for one in behind for name in one}
+        fewest = {
+            name: min(counts_behind.get(name, 0) for counts_behind in behind)
+            for counts_behind in behind
+            for name in counts_behind
+        }
         # If all answering ranks have launched the same number of collectives and other ranks do not
         # answer, the answering ranks wait for them in the last collective.
         number = most if most == least and len(counts) < len(members) else least + 1
@@ -200,7 +204,9 @@ def _ranks_of_processes(
     communicators: Sequence[Communicator],
 ) -> Mapping[tuple[str, int, int], int]:
     """Return the global rank of each process: its rank in the communicator of all processes."""
-    processes = {member.process for one in communicators for member in one.members}
+    processes = {
+        member.process for communicator in communicators for member in communicator.members
+    }
     for communicator in communicators:
         ranks = {member.process: member.rank for member in communicator.members}
         if ranks.keys() == processes and len(set(ranks.values())) == len(processes):
@@ -245,7 +251,8 @@ _THREADS: Final = TypeAdapter(tuple[_Thread, ...])
 def stack_of(body: bytes) -> tuple[Frame, ...]:
     """Return the stack of the training thread, the innermost frame first, without variables.
 
-    That is the main thread or, if none is named so, the thread that holds the interpreter's lock.
+    The training thread is the main thread or, if no thread has that name, the thread that holds the
+    interpreter's lock.
 
     Raises
     ------

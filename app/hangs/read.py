@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import Select, func, select
@@ -20,6 +20,7 @@ from app.platform.database.columns import as_json
 from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.tensor.models import TensorGroup
+from app.web.lists import Column
 
 # Largest number of a job's hangs in a list; the latest are listed.
 MOST_LISTED: Final = 200
@@ -27,16 +28,16 @@ MOST_LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class HangRow:
-    """A hang as lists show it."""
+    """A hang as a row of lists."""
 
-    id: uuid.UUID
+    id: Annotated[uuid.UUID, Column(csv="hang")]
     job: str
-    created_at: datetime
+    created_at: Annotated[datetime, Column(csv="received_at")]
     changed_at: datetime
     """When its last file was received."""
     over_at: datetime | None
     over_by: str | None
-    """The person who ended it; None if a later session of the job did."""
+    """Name of the person who ended it; None if a later session of the job ended it."""
     kind: HangKind
     sentence: str
     since: datetime | None

@@ -88,7 +88,7 @@ JOINED_WITHIN: Final = timedelta(minutes=10)
 MOST_AT_ONCE_BYTES: Final = 8 << 20
 # Rank that the database stores for a file about all ranks.
 _NO_RANK: Final = -1
-# Later times are ignored, since they are due to wrong clocks of hosts.
+# Times of hosts after this one are ignored, since they are due to wrong clocks.
 _LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
 _FILE: Final = TypeAdapter(HangFile)
 

@@ -205,7 +205,7 @@ def _write(container: Container, claim: Claim, path: Path) -> None:
             held = select(TaskRun.id).where(TaskRun.id == claim.run_id)
             if tx.session.execute(held).scalar() is None:
                 raise LostClaimError(f"the archive {upload} is in another project by now")
-            raise NotFoundError(f"The archive {upload} is gone.")
+            raise _gone(upload)
         for part in range(count):
             target.write(
                 tx.session.execute(
@@ -225,8 +225,12 @@ def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
         .with_for_update(of=Job, key_share=True)
     ).one_or_none()
     if row is None:
-        raise NotFoundError(f"The archive {upload} is gone.")
+        raise _gone(upload)
     return row.job_id, row.content_sha256
+
+
+def _gone(upload: uuid.UUID) -> NotFoundError:
+    return NotFoundError(f"The archive {upload} is gone.")
 
 
 def _end(tx: UnitOfWork, upload: uuid.UUID, **values: object) -> None:

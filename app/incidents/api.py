@@ -90,7 +90,7 @@ Sort = Annotated[
     str,
     Query(
         pattern=f"^-?({'|'.join(INCIDENTS.sorts)})$",
-        description="A column; a minus sign in front turns it round.",
+        description="A column; a minus sign in front reverses the order.",
     ),
 ]
 
@@ -106,7 +106,7 @@ class Filters:
         ] = "",
         severity: Severity | None = None,
         cause: Word = "",
-        host: Annotated[Word, Query(description="That it blames.")] = "",
+        host: Annotated[Word, Query(description="Name of a host that the incident blames.")] = "",
         owner: Annotated[Word, Query(description="The job's label of this name.")] = "",
         project: Annotated[Word, Query(description="The job's label of this name.")] = "",
         label: Annotated[Word, Query(description="A label of the job: name=value, or name.")] = "",
@@ -132,13 +132,6 @@ class Filters:
             since=begin,
             until=end,
         )
-
-
-def add_incidents(routes: APIRouter) -> None:
-    """Add the routes of incidents."""
-    _reads(routes)
-    _orders(routes)
-    _notes(routes)
 
 
 def _reads(routes: APIRouter) -> None:
@@ -173,9 +166,12 @@ def _reads(routes: APIRouter) -> None:
 
 
 def _orders(routes: APIRouter) -> None:
-    @routes.post("/incidents/orders", summary="The same order for many incidents")
+    @routes.post("/incidents/orders", summary="Apply an order to several incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
-        """Change no incident if an id is unknown; list incidents that the order does not fit."""
+        """Return the changed incidents, and those that the order does not fit.
+
+        If an id is unknown, no incident is changed.
+        """
         return _order_many(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
@@ -184,7 +180,7 @@ def _orders(routes: APIRouter) -> None:
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
 
-    @routes.delete("/incidents/{incident}/ack", summary="Take the acknowledgement back")
+    @routes.delete("/incidents/{incident}/ack", summary="Undo the acknowledgement")
     def remove_ack(container: Here, incident: uuid.UUID, by: By = None) -> IncidentDetailBody:
         """Undo the acknowledgement: the incident fires again and its messages are repeated."""
         return incident_detail_body(unacknowledge_incident(container, incident, by=by))
@@ -203,14 +199,14 @@ def _orders(routes: APIRouter) -> None:
     ) -> IncidentDetailBody:
         return incident_detail_body(end_incident_silence(container, incident, by=by))
 
-    @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
+    @routes.post("/incidents/{incident}/resolve", summary="Resolve an incident")
     def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Sessions so far no longer count: only later sessions can make the incident fire again."""
+        """Only sessions received after the resolution can make the incident fire again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
 
-    @routes.post("/incidents/{incident}/reopen", summary="Take back that it is over")
+    @routes.post("/incidents/{incident}/reopen", summary="Reopen an incident")
     def post_reopen(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         """Reopen an incident that a user resolved; sessions before the resolution count again."""
         return incident_detail_body(
@@ -237,13 +233,11 @@ def _order_many(container: Container, body: OrderBody) -> OrderOutcome:
 
 
 def _notes(routes: APIRouter) -> None:
-    @routes.post(
-        "/incidents/{incident}/comments", status_code=CREATED, summary="Say something about it"
-    )
+    @routes.post("/incidents/{incident}/comments", status_code=CREATED, summary="Add a comment")
     def post_comment(container: Here, incident: uuid.UUID, body: SaidBody) -> IncidentDetailBody:
         return incident_detail_body(comment_on(container, incident, words=body.words, by=body.by))
 
-    @routes.put("/incidents/{incident}/assignee", summary="Say whose it is")
+    @routes.put("/incidents/{incident}/assignee", summary="Set the assignee")
     def put_assignee(
         container: Here, incident: uuid.UUID, body: AssigneeBody
     ) -> IncidentDetailBody:
@@ -262,7 +256,9 @@ def router() -> APIRouter:
     routes = api_router("alerts", "/api/v1")
     _rules(routes)
     _channels(routes)
-    add_incidents(routes)
+    _reads(routes)
+    _orders(routes)
+    _notes(routes)
     _deliveries(routes)
     return routes
 
@@ -279,22 +275,22 @@ def _rules(routes: APIRouter) -> None:
         rule = with_new_id(body.rule(uuid.UUID(int=0)))
         return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
 
-    @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
+    @routes.post("/alert-rules/preview", summary="Preview a rule on the last 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
-        """Store nothing and send no message."""
+        """Return incidents that the rule would have opened; store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
-        found = preview(container, rule)
+        previewed = preview(container, rule)
         if rule.evaluated:
-            return preview_body(found)
+            return preview_body(previewed)
         with container.reading() as tx:
             note = preview_note(tx, container.settings)
-        return preview_body(found, note)
+        return preview_body(previewed, note)
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
     def get_one_rule(container: Here, rule: uuid.UUID) -> StoredRuleBody:
         with container.reading() as tx:
-            found = get_rule(tx, rule)
-        return StoredRuleBody.model_validate(found)
+            stored = get_rule(tx, rule)
+        return StoredRuleBody.model_validate(stored)
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
     def put_rule(container: Here, rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
@@ -311,8 +307,8 @@ def _channels(routes: APIRouter) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
     def get_channels(container: Here) -> ChannelListBody:
         with container.reading() as tx:
-            found = list_channels(tx)
-        return ChannelListBody(channels=found)
+            channels = list_channels(tx)
+        return ChannelListBody(channels=channels)
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
     def post_channel(container: Here, body: ChannelBody) -> ChannelView:
@@ -358,7 +354,7 @@ def _channels(routes: APIRouter) -> None:
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
     def post_test(container: Here, channel: uuid.UUID) -> TestResult:
-        """Return the receiver's answer, within the time limit of one attempt."""
+        """Send a test message; return the receiver's answer within the time limit of an attempt."""
         return send_example(container, channel)
 
 
@@ -376,9 +372,9 @@ def _deliveries(routes: APIRouter) -> None:
         return DeliveryListBody(deliveries=rows)
 
     @routes.post(
-        "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
+        "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send a delivery again now"
     )
     def post_replay(container: Here, delivery: uuid.UUID) -> Response:
-        """Send under the same id, unless a later message of the job was already sent."""
+        """Send the message under its id, unless a later message of the job was sent."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

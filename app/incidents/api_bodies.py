@@ -101,15 +101,15 @@ class IncidentBody(BaseModel):
     resolved_by: str | None
     assignee: str | None
     inside: list[InsideRow] = Field(
-        description="Other incidents on the same machine that it speaks for."
+        description="Members: incidents of other jobs on the same machine, which send no messages."
     )
     lead: uuid.UUID | None = Field(
-        description="The incident on the same machine that speaks for it; channels hear of that."
+        description="The incident on the same machine whose messages cover this one."
     )
     facts: dict[str, Any] | None
-    hang: HangFacts | None = Field(description="The hang that it is about.")
+    hang: HangFacts | None = Field(description="The hang that the incident is about.")
     notice: NoticeFacts | None = Field(
-        description="What was noticed in the pulse, that it is about; as of its last transition."
+        description="The notice of the pulse that the incident is about, as of its last transition."
     )
 
 
@@ -321,16 +321,16 @@ class PreviewBody(BaseModel):
     summary: SummaryBody | None = None
 
 
-def preview_body(found: Preview, note: SummaryNote | None = None) -> PreviewBody:
+def preview_body(preview: Preview, note: SummaryNote | None = None) -> PreviewBody:
     """Return the body of a preview; `note` is the message of a weekly rule."""
     return PreviewBody(
-        since=found.since,
-        jobs=found.jobs,
-        sessions=found.sessions,
-        complete=found.complete,
+        since=preview.since,
+        jobs=preview.jobs,
+        sessions=preview.sessions,
+        complete=preview.complete,
         incidents=[
             PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
-            for item in found.incidents
+            for item in preview.incidents
         ],
         summary=None if note is None else SummaryBody.model_validate(note),
     )

@@ -158,8 +158,8 @@ def digest(carrier: Message, messages: Sequence[Message]) -> Message:
     return replace(carrier, digest=True).with_alerts(alerts)
 
 
-# Maximum of concurrent deliveries of one channel. A receiver that does not answer occupies this
-# number of a worker's threads, for the duration of one attempt each.
+# Maximum of concurrent deliveries of one channel: if its receiver does not answer, that many
+# threads of a worker are occupied, each for the duration of one attempt.
 IN_FLIGHT: Final = 3
 # From this number of consecutive failures, a channel gets one delivery at a time; after further
 # failures a pause precedes each delivery.
@@ -172,12 +172,12 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.flush_at is None or group.flush_at > tx.now:
             return set()
-        told, outstanding = _create_deliveries(container, tx, group)
+        notified, outstanding = _create_deliveries(container, tx, group)
         group.flushed_at = tx.now
         group.flush_at = (
             tx.now + timing(container.settings).repeat_interval if outstanding else None
         )
-    return told
+    return notified
 
 
 def _create_deliveries(
@@ -189,7 +189,7 @@ def _create_deliveries(
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.id)
     ).scalars()
-    told: set[uuid.UUID] = set()
+    notified: set[uuid.UUID] = set()
     number: int | None = None
     outstanding = False
     for channel in channels:
@@ -199,9 +199,9 @@ def _create_deliveries(
         outstanding = outstanding or bool(content.present or content.resolved or content.withheld)
         if not is_due(content, meant, heard, intervals, tx.now):
             continue
-        here = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group.id)
+        of_group = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group.id)
         untried = select(AlertDelivery.id).where(
-            *here,
+            *of_group,
             AlertDelivery.state.in_(DeliveryState.UNDERWAY),
             AlertDelivery.content.is_(None),
         )
@@ -211,7 +211,7 @@ def _create_deliveries(
             update(AlertDelivery)
             # A carrier is not superseded, because it holds the news of its riders.
             .where(
-                *here,
+                *of_group,
                 AlertDelivery.state == DeliveryState.WAITING,
                 AlertDelivery.digest_id.is_(None),
             )
@@ -232,8 +232,8 @@ def _create_deliveries(
                 next_attempt_at=tx.now,
             )
         )
-        told.add(channel.id)
-    return told, outstanding
+        notified.add(channel.id)
+    return notified, outstanding
 
 
 def pump(container: Container, channel_id: uuid.UUID) -> int:
@@ -305,12 +305,12 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
         if as_digest and len(riding) > 1:
             carrier = bundle(tx, riding)
             ids = [id_ for id_ in ids if id_ in tried or id_ == carrier]
-        found = tx.session.execute(
+        rows = tx.session.execute(
             select(AlertDelivery.id, AlertGroup.traceparent)
             .join(AlertGroup, AlertDelivery.group_id == AlertGroup.id)
             .where(AlertDelivery.id.in_(ids))
         )
-        causes = {row.id: row.traceparent for row in found}
+        causes = {row.id: row.traceparent for row in rows}
         for delivery_id in ids:
             tx.enqueue(DELIVER_ALERT, delivery_id, caused_by=causes[delivery_id])
     return len(ids)

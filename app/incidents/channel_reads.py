@@ -33,19 +33,19 @@ class ChannelView:
     kind: str
     audience: Audience
     selector: Selector
-    config: Mapping[str, Any]  # what may be shown
+    config: Mapping[str, Any]  # configuration without its secret fields
     # Names of the secrets that are set, with the host of each secret that is an address; empty if
     # the secrets cannot be decrypted.
     secrets: Mapping[str, str | None]
-    readable: bool  # whether the worker that looked last could decrypt them with its keys
+    readable: bool  # whether the keys of the workers decrypted the secrets at the last check
     enabled: bool
-    rate_limit: int  # messages in ten minutes; what is over it goes in the next digest
+    rate_limit: int  # limit of messages in ten minutes; further messages go into the next digest
     disabled_reason: str | None
-    failures: int  # attempts that failed since the last one that came through
-    last_error: str | None  # None since the last success
+    failures: int  # number of failed attempts since the last success
+    last_error: str | None  # error of the last attempt; None since the last success
     last_failure_at: datetime | None
     last_success_at: datetime | None
-    waiting: int  # deliveries that are still to come through
+    waiting: int  # number of deliveries that are not finished
     created_at: datetime
 
 
@@ -55,7 +55,7 @@ class Tally:
 
     delivered: int = 0
     failed: int = 0
-    status: int | None = None  # of the receiver's answer
+    status: int | None = None  # status of the receiver's HTTP answer
     # error, answer: our message about a failure, and the beginning of the receiver's answer
     error: str | None = None
     answer: str | None = None

@@ -17,7 +17,8 @@ from app.access.audit import Action, record
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.session_verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
-from app.errors import Fault, NotFoundError, PacelineError
+from app.errors import Fault, PacelineError
+from app.incidents.channel_reads import no_channel
 from app.incidents.deliver import attempt, base_url, guard, target_of
 from app.incidents.delivery_reads import DELIVERIES, DeliveryRow
 from app.incidents.grouping import Status
@@ -118,8 +119,8 @@ class TestResult:
     # code, error: reason of a failure
     code: str | None
     error: str | None
-    status: int | None  # of the receiver's answer
-    answer: str  # the beginning of what it said
+    status: int | None  # status of the receiver's HTTP answer
+    answer: str  # beginning of the receiver's answer
 
 
 def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
@@ -132,7 +133,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
     with container.uow() as tx:
         row = tx.session.get(AlertChannel, channel_id)
         if row is None:
-            raise NotFoundError(f"There is no channel {channel_id}.")
+            raise no_channel(channel_id)
         record(tx, container.principal, Action.TESTED, f"channel {row.name}")
         target = target_of(row)
         message = example(container, row.name, tx.now, base_url(container.settings, tx))
@@ -223,8 +224,8 @@ LISTED_FOR: Final = timedelta(days=7)
 class Undelivered:
     """A delivery that failed or is not delivered yet."""
 
-    delivery: DeliveryRow  # waiting, sending or failed
-    overtaken: bool  # whether a later one of the same job was attempted
+    delivery: DeliveryRow  # a delivery that is waiting, being sent, or failed
+    overtaken: bool  # whether a later message of the same job was attempted
     can_replay: bool
 
 

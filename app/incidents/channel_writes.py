@@ -53,10 +53,12 @@ def create_channel(  # noqa: PLR0913 - fields of a channel
         If a channel of this name exists.
     """
     _check_name(name)
-    known = _kind(kind)
-    if known is APPRISE and not apprise_is_usable(container.settings):
+    channel_kind = _kind(kind)
+    if channel_kind is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
-    shown, secrets = split_config(known.config, known.secrets, config, InvalidChannelError)
+    shown, secrets = split_config(
+        channel_kind.config, channel_kind.secrets, config, InvalidChannelError
+    )
     refuse_private(container.settings, shown | secrets, InvalidChannelError)
     row = AlertChannel(
         id=uuid.uuid4(),
@@ -235,10 +237,10 @@ def _check_name(name: str) -> None:
 def _kind(name: str) -> ChannelKind:
     kind = KINDS.get(name)
     if kind is None:
-        known = ", ".join(KINDS)
+        names = ", ".join(KINDS)
         raise InvalidChannelError(
             f"There is no kind of channel {name}.",
-            faults=(Fault("unknown_kind", f"One of {known}.", column="kind"),),
+            faults=(Fault("unknown_kind", f"One of {names}.", column="kind"),),
         )
     return kind
 

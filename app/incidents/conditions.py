@@ -80,7 +80,7 @@ def settle_hang(board: Board, incident: Incident) -> None:
 
 
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
-ENDED: Final = "the job said that it ended"
+JOB_FINISHED: Final = "the job said that it ended"
 UNHEARD: Final = "nothing more was heard of the pulse"
 
 
@@ -97,12 +97,12 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
         incident = _incident_of_notice(board, notice)
         if incident is None:
             if settled is not None and settled >= notice.noticed_at:
-                continue  # a person resolved it since
+                continue  # a user resolved the incident of this notice
             incident = board.open(rule, _cause(notice), notice.place)
         if incident.notice is not None and incident.notice.key != notice.key:
             other = _latest(board, incident.notice)
             if other is not None and other.is_going_on(board.now):
-                continue  # another notice of the same place has the incident
+                continue  # the incident belongs to another notice of the same place
         facts = next((f for f in board.job.history if f.session == notice.session_id), None)
         board.join(incident, rule, facts, notice.factor)
         joined = replace(board.get(incident.fingerprint) or incident, notice=notice)
@@ -125,14 +125,14 @@ def settle_notice(board: Board, incident: Incident) -> None:
     if notice.cleared_at is not None:
         measured_at = None if board.job.is_finished else notice.measured_at
         if incident.was_notified and measured_at is not None and board.now < measured_at:
-            return  # the resolved message waits for the gain that the fix brought
+            return  # the message about the end waits for the measured gain
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
         board.put(clear(last, board.now, why), "resolved")
     elif notice.outcome is Outcome.CLEARED:
         board.put(clear(last, board.now, notice.checked), "resolved")
     elif board.job.is_finished:
-        board.put(clear(last, board.now, ENDED), "resolved")
+        board.put(clear(last, board.now, JOB_FINISHED), "resolved")
     elif not notice.is_going_on(board.now):
         board.put(clear(last, board.now, UNHEARD), "resolved")
 
@@ -179,7 +179,6 @@ SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
-JOB_FINISHED: Final = "the job said that it ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +351,13 @@ def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[I
 
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
-    """Compare with all blamed places, because the worst place changes by chance."""
+    """Return whether an incident's place is among the blamed places.
+
+    All of them are compared, because the worst place changes by chance.
+    """
     if incident.notice is not None:
-        # The session recorded for the notice diagnosed this cause, at whatever place.
+        # A session that was recorded for this notice has diagnosed the cause: the place need not
+        # match.
         return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False
@@ -445,16 +448,13 @@ def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
         if reading.level is Level.UNKNOWN:
             continue
         pending = incident.state is IncidentState.PENDING
-        if _still_holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
+        holds = reading.level is not Level.CLEAR and any(
+            blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed
+        )
+        if holds and not (pending and reading.level is Level.BETWEEN):
             break
         count += 1
     return count
-
-
-def _still_holds(incident: Incident, reading: Reading) -> bool:
-    if reading.level is Level.CLEAR:
-        return False
-    return any(blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed)
 
 
 def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:

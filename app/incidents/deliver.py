@@ -95,7 +95,8 @@ def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     if not messages:
         return False
     if carrier is None:
-        # The carrier's own group has no news any more: the digest holds only the riders' messages.
+        # The carrier's own group has no news any more: the digest contains only the riders'
+        # messages.
         carrier = replace(messages[0], id=delivery.id, number=delivery.number)
         delivery.content = CONTENT.dump_python(
             _content_now(tx, groups[delivery.group_id], delivery, channel), mode="json"
@@ -172,8 +173,8 @@ class DeliveryTarget:
     id: uuid.UUID
     name: str
     kind: str
-    config: dict[str, Any]  # without secrets
-    secrets: bytes  # encrypted
+    config: dict[str, Any]  # configuration without its secret fields
+    secrets: bytes  # encrypted secret fields
 
 
 @dataclass(frozen=True, slots=True)

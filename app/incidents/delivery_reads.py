@@ -30,9 +30,9 @@ class DeliveryRow:
     channel_id: Annotated[uuid.UUID, Column(csv=None)]
     channel: Annotated[str, Column(AlertChannel.name)]
     job: Annotated[str, Column(Job.name)]
-    number: int  # rises within the job
+    number: int  # sequence number within the job
     state: DeliveryState
-    attempt: int  # how often it was tried
+    attempt: int  # number of attempts so far
     created_at: datetime
     next_attempt_at: Annotated[
         datetime | None,
@@ -43,7 +43,7 @@ class DeliveryRow:
     error_code: str | None
     error: str | None
     answer_status: int | None
-    answer: str | None  # what the receiver said last
+    answer: str | None  # beginning of the receiver's last answer
     # None before the first attempt, which makes the message.
     message: Annotated[Message | None, Column(), Field(exclude=True)]
 
@@ -96,14 +96,14 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         would contradict; or if its channel is disabled.
     """
     with container.uow() as tx:
-        found = tx.session.execute(
+        row = tx.session.execute(
             select(AlertDelivery.group_id, AlertDelivery.channel_id).where(
                 AlertDelivery.id == delivery_id
             )
         ).one_or_none()
-        if found is None or lock_group(tx, found.group_id) is None:
+        if row is None or lock_group(tx, row.group_id) is None:
             raise NotFoundError(f"There is no delivery {delivery_id}.")
-        channel = tx.session.get_one(AlertChannel, found.channel_id)
+        channel = tx.session.get_one(AlertChannel, row.channel_id)
         delivery = tx.session.get_one(AlertDelivery, delivery_id, with_for_update=True)
         if delivery.state not in DeliveryState.REPLAYABLE:
             raise ConflictError(
@@ -135,4 +135,4 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
             Action.REPLAYED,
             f"delivery {delivery.number} to {channel.name}",
         )
-    pump(container, found.channel_id)
+    pump(container, row.channel_id)

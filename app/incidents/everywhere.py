@@ -40,10 +40,10 @@ _SEVERAL: Final = 2
 class OpenEverywhere:
     """Open incidents of several projects, sorted by severity, then by cost."""
 
-    rows: Sequence[tuple[str, IncidentRow]]  # with the names of their projects
-    count: int  # on all pages
+    rows: Sequence[tuple[str, IncidentRow]]  # pairs of the project's name and an incident
+    count: int  # number of incidents on all pages
     projects: Sequence[str]  # names of the readable projects
-    project: str = ""  # the requested one; empty: all
+    project: str = ""  # name of the requested project; empty: all projects
 
 
 # Silenced incidents come last, as in each project's own list.
@@ -65,12 +65,12 @@ def readable_projects(principal: Principal) -> frozenset[int] | None:
 
 def reads_several(tx: Reads, principal: Principal) -> bool:
     """Return whether a principal may read several projects."""
-    known = readable_projects(principal)
-    if known is not None and len(known) < _SEVERAL:
+    project_ids = readable_projects(principal)
+    if project_ids is not None and len(project_ids) < _SEVERAL:
         return False
     conditions = [Project.deleted_at.is_(None)]
-    if known is not None:
-        conditions.append(Project.id.in_(known))
+    if project_ids is not None:
+        conditions.append(Project.id.in_(project_ids))
     count = tx.session.execute(select(func.count()).select_from(Project).where(*conditions))
     return count.scalar_one() >= _SEVERAL
 
@@ -81,7 +81,7 @@ def open_everywhere(
     *,
     project: str = "",
     offset: int = 0,
-    known: Collection[int] | None = None,
+    project_ids: Collection[int] | None = None,
 ) -> OpenEverywhere:
     """Return the open incidents of all projects, or of one project.
 
@@ -89,12 +89,12 @@ def open_everywhere(
     ----------
     project : str
         Its name; empty: all of them. An unknown one has no incidents.
-    known : collection of int, optional
+    project_ids : collection of int, optional
         Ids of the projects to read; by default all.
     """
     conditions = [OPEN, is_there(AlertIncident.project_id)]
-    if known is not None:
-        conditions.append(AlertIncident.project_id.in_(known))
+    if project_ids is not None:
+        conditions.append(AlertIncident.project_id.in_(project_ids))
     if project:
         conditions.append(Project.name == project)
     rows = (
@@ -118,7 +118,7 @@ def open_everywhere(
         .where(*conditions)
     ).scalar_one()
     with_projects = list(zip((row["project"] for row in rows), INCIDENTS.rows(rows), strict=True))
-    projects = [each.name for each in list_projects(tx, known)]
+    projects = [each.name for each in list_projects(tx, project_ids)]
     return OpenEverywhere(with_projects, count, projects, project)
 
 
@@ -129,12 +129,12 @@ def navigation(tx: Reads) -> Navigation:
         .where(AlertIncident.state == IncidentState.FIRING, ~INSIDE)
         .subquery()
     )
-    asked = select(func.count()).where(MachineAction.state == ActionState.ASKED)
+    waiting = select(func.count()).where(MachineAction.state == ActionState.ASKED)
     rows = tx.session.execute(
         select(
             func.now().label("now"),
             firing.c.firing,
-            asked.scalar_subquery().label("asked"),
+            waiting.scalar_subquery().label("asked"),
             AlertChannel.name,
             AlertChannel.readable,
             AlertChannel.enabled,
@@ -172,7 +172,7 @@ class Onset:
     number: int
     at: datetime  # when the session was received
     session: uuid.UUID
-    was: float | None  # slowdown before; None without an earlier verdict
+    was: float | None  # slowdown in the session before; None without an earlier verdict
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:
@@ -185,18 +185,18 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
     threshold : float
         Slowdown from which a session is slow. Those without a verdict are skipped.
     """
-    found = tx.session.execute(first_slow(job, until, threshold)).one_or_none()
-    return None if found is None else Onset(*found)
+    row = tx.session.execute(first_slow(job, until, threshold)).one_or_none()
+    return None if row is None else Onset(*row)
 
 
 def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
     """Return the query of `onset_of_job`: at most one row, with the fields of `Onset`."""
-    here = (Job.name == job, Session.received_at <= until, SLOWDOWN.is_not(None))
+    measured = (Job.name == job, Session.received_at <= until, SLOWDOWN.is_not(None))
     before = (
         select(Session.received_at, SLOWDOWN.label("slowdown"))
         .join(Job)
         .join(*OF_SESSION)
-        .where(*here, threshold > SLOWDOWN)
+        .where(*measured, threshold > SLOWDOWN)
         .order_by(Session.received_at.desc())
         .limit(1)
         .subquery()
@@ -212,7 +212,7 @@ def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
         .join(*OF_SESSION)
         .outerjoin(before, true())
         .where(
-            *here,
+            *measured,
             threshold <= SLOWDOWN,
             or_(before.c.received_at.is_(None), Session.received_at > before.c.received_at),
         )

@@ -47,8 +47,9 @@ class Timing:
 class DeliveryStyle:
     """The messages that a kind of channel gets."""
 
-    acknowledgements: bool = False  # whether it is sent acknowledgements
-    refreshes: bool = False  # whether acknowledged incidents are repeated, as it forgets others
+    acknowledgements: bool = False  # whether the channel is sent acknowledgements
+    # Whether acknowledged incidents are repeated too, because the receiver would forget them
+    refreshes: bool = False
     # Whether a digest may combine messages of several groups; False if the receiver opens and
     # closes each incident by itself.
     digests: bool = True
@@ -98,7 +99,7 @@ class Sent:
 
     created_at: datetime
     content: Content
-    delivered: bool  # whether it surely arrived
+    delivered: bool  # whether the receiver confirmed the message
     # False for a superseded message and for messages from before the channel was disabled, so that
     # the channel gets all open incidents again.
     counts: bool = True
@@ -231,8 +232,8 @@ FINISH_GRACE: Final = timedelta(minutes=15)
 class IncidentChange:
     """A transition of an incident."""
 
-    incident: Incident  # as it is now
-    before: IncidentState | None  # None if it is new
+    incident: Incident  # the incident after the transition
+    before: IncidentState | None  # state before the transition; None for a new incident
     # ``opened``, ``fired``, ``held`` (no transition), ``escalated``, ``unsilenced``, ``resolved``,
     # or the order of a user, such as ``acknowledged``
     event: str
@@ -248,7 +249,7 @@ class JobState:
     """All data of a job that rules read."""
 
     job: str
-    labels: Mapping[str, str]  # of its latest session
+    labels: Mapping[str, str]  # labels of the job's latest session
     # analyzed sessions of the job, sorted from oldest to newest; rules need at most
     # `HISTORY_SESSIONS`
     history: Sequence[Facts]
@@ -256,12 +257,12 @@ class JobState:
     # newest
     received: Sequence[datetime]
     finished_at: datetime | None  # when the job reported its end
-    incidents: Sequence[Incident]  # open ones
-    silences: Mapping[str, Silence]  # of earlier incidents, by fingerprint
+    incidents: Sequence[Incident]  # open incidents
+    silences: Mapping[str, Silence]  # silences of earlier incidents, by fingerprint
     # by rule, the time at which a user last resolved one of its incidents: sessions up to this time
     # do not count
     since: Mapping[UUID, datetime]
-    hang: HangFacts | None = None  # the latest one, over or not
+    hang: HangFacts | None = None  # the latest hang, whether or not it ended
     # ongoing notices of the job's pulse, and the notices of open incidents
     notices: Sequence[NoticeFacts] = ()
     # by rule, the time at which its last incident about a notice ended: sessions up to this time do

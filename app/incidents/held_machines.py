@@ -141,3 +141,8 @@ def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
         ("Kubernetes", f"kubectl cordon {name}"),
         ("Slurm", f"scontrol update nodename={name} state=drain reason={reason}"),
     ]
+
+
+def cordon_commands_of(incident: Incident) -> list[tuple[str, str]]:
+    """Return `cordon_commands` for the node that an incident blames; empty without one."""
+    return cordon_commands(node_of(incident), f"Paceline incident {incident.id}")

@@ -82,22 +82,22 @@ class Incident:
     where: str
     state: IncidentState
     severity: Severity  # the highest of its rules; ``critical`` once escalated
-    rules: tuple[UUID, ...]  # whose conditions hold, or held
+    rules: tuple[UUID, ...]  # ids of the rules whose conditions hold or held
     opened_at: datetime
-    epoch: int = 0  # rises when it has to be sent again to all channels
+    epoch: int = 0  # incremented when the incident has to be sent to all channels again
     # facts of the latest session for which a rule held; None without such a session
     facts: Facts | None = None
-    value: float | None = None  # that the rule compared, in that session
-    baseline: Baseline | None = None  # of a regression
+    value: float | None = None  # value in that session that the rule compared with its threshold
+    baseline: Baseline | None = None  # only of a regression
     fired_at: datetime | None = None
     resolved_at: datetime | None = None
     escalated_at: datetime | None = None
     acknowledged_by: str | None = None
-    silence: Silence | None = None  # kept after its end
+    silence: Silence | None = None  # the last silence; kept after its end
     why_resolved: str | None = None
-    hang: HangFacts | None = None  # of an incident about a hang
-    notice: NoticeFacts | None = None  # of an incident noticed in the pulse
-    resolved_by: str | None = None  # a person; None if its rules ended it
+    hang: HangFacts | None = None  # only of an incident about a hang
+    notice: NoticeFacts | None = None  # only of an incident about a notice of the pulse
+    resolved_by: str | None = None  # name of a user; None if the rules ended the incident
 
     @property
     def diagnosed_cause(self) -> str:

@@ -249,7 +249,7 @@ def led_incidents(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
 
 
 def look_at_lead(container: Container, lead_id: uuid.UUID) -> None:
-    """Schedule an evaluation and a flush of a lead's job after its members changed."""
+    """Schedule an evaluation and a flush of the job that has the lead, after members changed."""
     with container.uow() as tx:
         group_id = tx.session.execute(
             select(AlertIncident.group_id).where(AlertIncident.id == lead_id)

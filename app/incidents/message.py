@@ -63,9 +63,9 @@ class PendingAction:
     """An action on a machine that waits for a user's approval."""
 
     action: UUID
-    kind: str  # title, such as ``Slurm``
+    kind: str  # title of the kind of action, such as ``Slurm``
     host: str
-    command: str  # run once approved
+    command: str  # command that is executed once the action is approved
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +79,20 @@ class Alert:
     cause: str
     where: str
     rules: tuple[str, ...]  # names of the rules whose conditions hold
-    since: datetime  # when it fired
+    since: datetime  # when the incident fired
     resolved_at: datetime | None
     why_resolved: str | None
-    value: float | None  # that the rule compared with its threshold
-    facts: Facts | None  # of its latest session
-    view_url: str  # page of the session, hang or job
-    incident_url: str  # page of the incident, with its orders
-    news: bool = True  # whether the channel was not sent this before
+    value: float | None  # value that the rule compared with its threshold
+    facts: Facts | None  # facts of the incident's latest session
+    view_url: str  # address of the page of the session, hang or job
+    incident_url: str  # address of the incident's page, where users give orders
+    news: bool = True  # whether the channel was not sent this state before
     jobs: tuple[MemberJob, ...] = ()  # other jobs on the same machine, the slowest first
-    job: str = ""  # only in a digest; else the message names it
-    hang: HangFacts | None = None  # of an incident about a hang
-    silent_since: datetime | None = None  # last data of a job without sessions
-    notice: NoticeFacts | None = None  # of an incident noticed in the pulse
-    asks: tuple[PendingAction, ...] = ()  # on its machine
+    job: str = ""  # name of the job, only in a digest; else the message has it
+    hang: HangFacts | None = None  # only of an incident about a hang
+    silent_since: datetime | None = None  # time of the last data of a job without sessions
+    notice: NoticeFacts | None = None  # only of an incident about a notice of the pulse
+    asks: tuple[PendingAction, ...] = ()  # actions on the machine that wait for approval
 
     @property
     def diagnosed_cause(self) -> str:
@@ -124,14 +124,14 @@ class Message:
     """A message about the incidents of a group to one channel."""
 
     id: UUID
-    """The same on every try."""
+    """Id of the message, the same in every attempt to send it."""
     number: int
     """Sequence number within the group."""
     at: datetime
-    """When it was made."""
+    """Time at which the message was made."""
     job: str
     receiver: str
-    """Name of the channel."""
+    """Name of the channel that receives the message."""
     alerts: tuple[Alert, ...]
     """Open incidents first, then resolved ones."""
     base_url: str
@@ -139,11 +139,11 @@ class Message:
     repeat: timedelta
     """Interval after which the same content is sent again."""
     test: bool = False
-    """Whether it is an example, marked as such."""
+    """Whether the message is an example, which its text says."""
     digest: bool = False
-    """Whether it has alerts of several jobs; `job` is then the worst one."""
+    """Whether the message has alerts of several jobs; `job` is then the most affected one."""
     channel: UUID | None = None
-    """Id of the channel; None of an example."""
+    """Id of the channel that receives the message; None in an example."""
 
     @property
     def present(self) -> list[Alert]:

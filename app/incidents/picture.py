@@ -122,14 +122,14 @@ def _fitting(
 
 
 def _colors(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    known = np.isfinite(values)
+    has_data = np.isfinite(values)
     share = np.clip(
-        (np.where(known, values, SCALE_LOW) - SCALE_LOW) / (SCALE_HIGH - SCALE_LOW), 0, 1
+        (np.where(has_data, values, SCALE_LOW) - SCALE_LOW) / (SCALE_HIGH - SCALE_LOW), 0, 1
     )
     stops = np.array(STOPS, dtype=np.float64)
     at = share * (len(stops) - 1)
     colors = np.stack(
         [np.interp(at, np.arange(len(stops)), stops[:, channel]) for channel in range(3)], axis=-1
     )
-    colors[~known] = MISSING
+    colors[~has_data] = MISSING
     return np.rint(colors).astype(np.uint8)

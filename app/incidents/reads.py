@@ -103,29 +103,29 @@ class IncidentFilter:
     """The filters of a list of incidents; an empty filter matches all incidents."""
 
     words: str = ""
-    """All of them occur in job, cause, place, labels, severity or assignee."""
+    """Words that must all occur in job, cause, place, labels, severity or assignee."""
     state: IncidentState | None = None
-    """None: any but resolved."""
+    """State of the incidents; None selects all states but resolved."""
     severity: str = ""
     cause: str = ""
     job: str = ""
-    """Its whole name."""
+    """Whole name of the job."""
     host: str = ""
-    """Whole name of a host that it blames."""
+    """Whole name of a host that the incident blames."""
     owner: str = ""
-    """The job's label of this name."""
+    """Value of the job's label ``owner``."""
     project: str = ""
-    """The job's label of this name."""
+    """Value of the job's label ``project``."""
     label: str = ""
     """A label of the job as ``name=value``, or its name alone."""
     assignee: str = ""
-    """``-``: without an assignee."""
+    """Name of the assignee; ``-`` selects incidents without an assignee."""
     message: str = ""
-    """Id of a message that contains it."""
+    """Id of a message that contains the incident."""
     since: datetime | None = None
-    """It began since then; a resolved one ended since then."""
+    """Earliest beginning of the incident; for resolved incidents, earliest end."""
     until: datetime | None = None
-    """It began until then; a resolved one ended until then."""
+    """Latest beginning of the incident; for resolved incidents, latest end."""
 
     @property
     def over(self) -> bool:
@@ -171,35 +171,39 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         (filtered.owner, LABELS["owner"].astext),
         (filtered.project, LABELS["project"].astext),
     ]
-    found = [column == text for text, column in same if text]
+    conditions = [column == text for text, column in same if text]
     moment = AlertIncident.resolved_at.expression if filtered.over else SINCE
     if filtered.since is not None:
-        found.append(moment >= filtered.since)
+        conditions.append(moment >= filtered.since)
     if filtered.until is not None:
-        found.append(moment <= filtered.until)
+        conditions.append(moment <= filtered.until)
     if filtered.host:
         blamed = [{"where": [filtered.host]}]
-        found.append(or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed)))
+        conditions.append(
+            or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed))
+        )
     if filtered.label:
-        found.append(has_label(LABELS, filtered.label))
+        conditions.append(has_label(LABELS, filtered.label))
     if filtered.message:
-        told = func.jsonb_path_query(AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH))
-        of_message = select(cast(told.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(
+        alerted = func.jsonb_path_query(
+            AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH)
+        )
+        of_message = select(cast(alerted.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(
             AlertDelivery.id == uuid.UUID(filtered.message)
         )
-        found.append(AlertIncident.id.in_(of_message))
+        conditions.append(AlertIncident.id.in_(of_message))
     if filtered.assignee == UNASSIGNED:
-        found.append(AlertAssignee.name.is_(None))
+        conditions.append(AlertAssignee.name.is_(None))
     elif filtered.assignee:
-        found.append(AlertAssignee.name == filtered.assignee)
+        conditions.append(AlertAssignee.name == filtered.assignee)
     text = func.concat_ws(
         " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
     )
     for word in filtered.words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
         # A word may be part of a cause's title, but the database stores only the cause's name.
         causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
-        found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
-    return found
+        conditions.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
+    return conditions
 
 
 COMMENTS_LISTED: Final = 100
@@ -305,7 +309,8 @@ class IncidentRow:
     assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
     # Members of the incident, sorted by slowdown, the slowest job first
     inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
-    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # whose member it is
+    # Id of the lead of which the incident is a member
+    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None
 
 
 INCIDENTS: Final = Listing(
@@ -453,7 +458,7 @@ def incident_and_sessions(
         .order_by(AlertComment.id.desc())
         .limit(COMMENTS_LISTED)
     )
-    found = (
+    document = (
         tx.session.execute(
             INCIDENTS.query()
             .add_columns(as_json(latest).label("comments"), _events(incident_id).label("events"))
@@ -462,13 +467,13 @@ def incident_and_sessions(
         .mappings()
         .one_or_none()
     )
-    if found is None:
+    if document is None:
         raise no_incident(incident_id)
-    [row] = INCIDENTS.rows([found])
+    [row] = INCIDENTS.rows([document])
     comments = sorted(
-        _COMMENTS.validate_python(found["comments"] or ()), key=lambda comment: comment.id
+        _COMMENTS.validate_python(document["comments"] or ()), key=lambda comment: comment.id
     )
-    passed = _PASSED.validate_python(found["events"] or ())
+    passed = _PASSED.validate_python(document["events"] or ())
     sessions = {
         passage.known: Measured(passage.number, passage.slowdown)
         for passage in passed

@@ -148,10 +148,10 @@ def audience_of(
     without : UUID, optional
         The delivery whose message is being made, which is left out.
     """
-    here = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group_id)
+    of_group = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group_id)
     last = (
         select(func.max(AlertDelivery.number))
-        .where(*here, AlertDelivery.state == DeliveryState.DELIVERED)
+        .where(*of_group, AlertDelivery.state == DeliveryState.DELIVERED)
         .scalar_subquery()
     )
     rows = tx.session.execute(
@@ -162,7 +162,7 @@ def audience_of(
             AlertDelivery.generation,
         )
         .where(
-            *here,
+            *of_group,
             AlertDelivery.content.is_not(None),
             AlertDelivery.number >= func.coalesce(last, 0),
             AlertDelivery.id != without if without else AlertDelivery.id.is_not(None),

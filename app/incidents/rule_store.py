@@ -53,7 +53,7 @@ class WouldHave:
     """An incident that a previewed rule would have opened."""
 
     job: str
-    incident: Incident  # as it would have ended up
+    incident: Incident  # the incident in its final state
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class Preview:
     """The incidents that a rule would have opened."""
 
     since: datetime
-    """From here on: 30 days ago, or the earliest session that was read."""
+    """Start of the previewed time: 30 days ago, or the earliest session that was read."""
     jobs: int
-    """How many were looked at."""
+    """Number of jobs whose sessions were evaluated."""
     sessions: int
-    """How many were looked at."""
+    """Number of sessions that were evaluated."""
     complete: bool
-    """False where there were more sessions than a preview reads."""
+    """Whether all sessions of that time were read; a preview reads a limited number."""
     incidents: Sequence[WouldHave]
-    """The newest first."""
+    """The incidents, the newest first."""
 
 
 def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:
@@ -167,14 +167,14 @@ def preview(container: Container, rule: Rule) -> Preview:
     came = {
         job: [at for _, at in rows] for job, rows in itertools.groupby(received, lambda row: row[0])
     }
-    found: list[WouldHave] = []
+    would_have: list[WouldHave] = []
     jobs = 0
     for job, sessions in itertools.groupby(facts, key=lambda item: item.job):
         jobs += 1
         replayed = _replay(job, list(sessions), came.get(job, []), rule, now)
-        found += [WouldHave(job, incident) for incident in replayed]
-    found.sort(key=lambda item: item.incident.opened_at, reverse=True)
-    return Preview(since, jobs, len(facts), complete, found)
+        would_have += [WouldHave(job, incident) for incident in replayed]
+    would_have.sort(key=lambda item: item.incident.opened_at, reverse=True)
+    return Preview(since, jobs, len(facts), complete, would_have)
 
 
 def _replay(
@@ -283,7 +283,7 @@ def give_hang_rule(tx: UnitOfWork) -> None:
 
 def _give(tx: UnitOfWork, rule: Rule) -> None:
     """Add a rule, unless the project has a rule of the same kind."""
-    if any(type(one.condition) is type(rule.condition) for one in load_rules(tx)):
+    if any(type(stored.condition) is type(rule.condition) for stored in load_rules(tx)):
         return
     tx.session.execute(
         insert(AlertRule)

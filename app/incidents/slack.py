@@ -95,21 +95,15 @@ def read_interaction(body: bytes) -> ButtonPress:
             faults=(Fault("slack.invalid", "payload: no block_actions", column="payload"),),
         ) from error
     [pressed] = payload.actions
+    code, sentence = "slack.unknown_action", "The button is none of Paceline's."
     if pressed.action_id not in tuple(Button) or not _VALUE.fullmatch(pressed.value):
-        raise InvalidSlackError(
-            "The button is none of Paceline's.",
-            code="slack.unknown_action",
-            faults=(
-                Fault("slack.unknown_action", "no button of Paceline", column="payload.actions.0"),
-            ),
-        )
+        fault = Fault(code, "no button of Paceline", column="payload.actions.0")
+        raise InvalidSlackError(sentence, code=code, faults=(fault,))
     channel, _, about = pressed.value.partition(":")
     try:
         ids = UUID(channel), UUID(about)
     except ValueError as error:
-        raise InvalidSlackError(
-            "The button is none of Paceline's.", code="slack.unknown_action"
-        ) from error
+        raise InvalidSlackError(sentence, code=code) from error
     return ButtonPress(Button(pressed.action_id), *ids, payload.user, payload.response_url)
 
 

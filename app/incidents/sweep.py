@@ -61,7 +61,7 @@ def sweep_alerts(container: Container) -> AlertSweep:
     everywhere = container.everywhere()
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
-    for of, incident_id in _stirred(everywhere):
+    for of, incident_id in _changed_leads(everywhere):
         look_at_lead(container.within(of), incident_id)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.look_at)
@@ -103,7 +103,7 @@ def _due_groups(container: Container, column: Any) -> list[tuple[int, uuid.UUID]
         return [(row.project_id, row.id) for row in rows]
 
 
-def _stirred(container: Container) -> list[tuple[int, uuid.UUID]]:
+def _changed_leads(container: Container) -> list[tuple[int, uuid.UUID]]:
     with container.uow() as tx:
         rows = tx.session.execute(
             select(AlertOnHost.project_id, AlertOnHost.incident_id)

@@ -22,7 +22,6 @@ from app.incidents.models.facts import (
     NO_DATA_CAUSE,
     REGRESSION_CAUSE,
     Facts,
-    HangFacts,
     NoticeFacts,
 )
 
@@ -64,7 +63,14 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     if alert.cause == NO_DATA_CAUSE:
         fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
     elif alert.hang is not None:
-        fields += _of_hang(alert.hang, at)
+        hang = alert.hang
+        fields += [
+            ("Culprits", hang.culprits),
+            ("Waiting", f"{hang.waiting:,} of {hang.ranks:,} ranks, {duration(hang.lasted(at))}"),
+            ("Confidence", sure(hang.confidence)),
+            ("Costs", f"{hang.ranks:,} GPU-hours each hour"),
+            ("What to do", hang.remedy),
+        ]
     else:
         if alert.notice is not None:
             fields += _of_notice(alert.notice, measured=facts is not None)
@@ -78,17 +84,11 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         fields.append(("Waits for a person", "; ".join(action.command for action in alert.asks)))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
-    return MessageLines(_summary(alert), fields, _evidence(alert))
-
-
-def _of_hang(hang: HangFacts, at: datetime) -> list[tuple[str, str]]:
-    return [
-        ("Culprits", hang.culprits),
-        ("Waiting", f"{hang.waiting:,} of {hang.ranks:,} ranks, {duration(hang.lasted(at))}"),
-        ("Confidence", sure(hang.confidence)),
-        ("Costs", f"{hang.ranks:,} GPU-hours each hour"),
-        ("What to do", hang.remedy),
-    ]
+    blamed = (
+        (cause for cause in facts.causes if cause.cause == alert.diagnosed_cause) if facts else ()
+    )
+    evidence = [sentence for cause in blamed for sentence in cause.evidence]
+    return MessageLines(_summary(alert), fields, evidence)
 
 
 def _of_notice(notice: NoticeFacts, *, measured: bool) -> list[tuple[str, str]]:
@@ -191,17 +191,6 @@ def _jobs(inside: Sequence[MemberJob]) -> str:
     ]
     more = len(inside) - len(named)
     return ", ".join([*named, f"{more} more"] if more else named)
-
-
-def _evidence(alert: Alert) -> list[str]:
-    if alert.facts is None:
-        return []
-    return [
-        sentence
-        for cause in alert.facts.causes
-        if cause.cause == alert.diagnosed_cause
-        for sentence in cause.evidence
-    ]
 
 
 def moment(at: datetime) -> str:

@@ -26,7 +26,7 @@ from app.incidents.evaluate import (
     audit_name,
     lock_incidents,
 )
-from app.incidents.held_machines import cordon_commands, machine_of, node_of
+from app.incidents.held_machines import cordon_commands_of, machine_of
 from app.incidents.lifecycle import INCIDENT
 from app.incidents.machines import open_members, place_incidents
 from app.incidents.models.tables import AlertAssignee, AlertComment, AlertEvent, IncidentState
@@ -50,14 +50,14 @@ class Evidence:
     """An incident with the measurements that prove its cause."""
 
     life: IncidentLife
-    host: str  # at fault; empty if none is, or none is recorded
+    host: str  # host at fault; empty if no host is at fault or none is recorded
     # pairs of a scheduler and its command that takes the host out of service
     commands: Sequence[tuple[str, str]]
-    guessed: bool  # whether the host's name may be that of a container; then without commands
+    guessed: bool  # whether the host's name may be that of a container; then there are no commands
     # worker slowdowns (dp, pp) of its latest session; None without a report or a verdict
     heatmap: NDArray[np.float32] | None
-    picture: bytes | None  # the same as a PNG
-    report: bytes | None  # the report as JSON; None also where it is too large to send along
+    picture: bytes | None  # the heatmap as a PNG
+    report: bytes | None  # the report as JSON; None also if it is too large for the archive
 
 
 def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False) -> Evidence:
@@ -90,7 +90,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     return Evidence(
         life=life,
         host=host,
-        commands=cordon_commands(node_of(incident), f"Paceline incident {incident.id}"),
+        commands=cordon_commands_of(incident),
         guessed=facts is not None and facts.has_guessed_name(host),
         heatmap=heatmap,
         picture=picture,
@@ -98,39 +98,39 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     )
 
 
-def evidence_zip(found: Evidence, words: str) -> bytes:
+def evidence_zip(evidence: Evidence, words: str) -> bytes:
     """Return the evidence as a ZIP archive of limited size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
-        row = found.life.view.row
+        row = evidence.life.view.row
         archive.writestr(
             "incident.json",
             json.dumps(
                 {
                     "job": row.job,
-                    "host": found.host or None,
+                    "host": evidence.host or None,
                     "incident": INCIDENT.dump_python(row.incident, mode="json"),
                     "assignee": row.assignee,
-                    "inside": [asdict(one) for one in row.inside],
-                    "events": [asdict(event) for event in found.life.view.events],
-                    "comments": [asdict(comment) for comment in found.life.view.comments],
-                    "commands": dict(found.commands),
+                    "inside": [asdict(member) for member in row.inside],
+                    "events": [asdict(event) for event in evidence.life.view.events],
+                    "comments": [asdict(comment) for comment in evidence.life.view.comments],
+                    "commands": dict(evidence.commands),
                 },
                 indent=1,
                 default=str,
             ),
         )
-        if found.commands:
-            lines = [f"# {scheduler}\n{command}\n" for scheduler, command in found.commands]
+        if evidence.commands:
+            lines = [f"# {scheduler}\n{command}\n" for scheduler, command in evidence.commands]
             archive.writestr("cordon.txt", "\n".join(lines))
-        if found.picture is not None:
+        if evidence.picture is not None:
             # Stored without compression, because PNG data are compressed already.
-            archive.writestr("heatmap.png", found.picture, zipfile.ZIP_STORED)
-        if found.heatmap is not None:
-            archive.writestr("workers.csv", _workers_csv(found.heatmap))
-        if found.report is not None:
-            archive.writestr("report.json", found.report)
+            archive.writestr("heatmap.png", evidence.picture, zipfile.ZIP_STORED)
+        if evidence.heatmap is not None:
+            archive.writestr("workers.csv", _workers_csv(evidence.heatmap))
+        if evidence.report is not None:
+            archive.writestr("report.json", evidence.report)
     return buffer.getvalue()
 
 

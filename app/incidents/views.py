@@ -105,21 +105,22 @@ class Incidents:
     now: datetime
     """The database's time."""
     filtered: IncidentFilter
-    """The filters."""
+    """The filters that the incidents match."""
     number: int
-    """Number of the page; at most the last one."""
+    """Number of the page, from 1 to the number of the last page."""
     size: int
-    """Incidents on a full page."""
+    """Number of incidents on a full page."""
     present: Sequence[IncidentRow]
     """Open incidents on this page, in the requested order."""
     counts: Mapping[IncidentState, int]
-    """Numbers of matching incidents by open state; with a filter for resolved ones, of these."""
+    """Number of matching incidents by state: open states, or resolved if the filter selects it."""
     lost: Mapping[IncidentState, Lost]
-    """Loss of the jobs with incidents of each state."""
+    """Losses of the jobs with matching incidents, by state."""
     choices: Choices
     over: Sequence[ResolvedIncident]
-    """At most 30 resolved in the last seven days, the latest first; with a filter for resolved
-    ones, those on this page."""
+    """Resolved incidents of the last seven days, the latest 30 first; if the filter selects
+    resolved incidents, those on this page.
+    """
     over_count: int
 
     @property
@@ -214,9 +215,9 @@ def incidents(
         choices=choices,
         over=[
             ResolvedIncident(
-                row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None)
+                row, next(map(facts_of_row, _LATER.validate_python(document["after"] or ())), None)
             )
-            for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
+            for row, document in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
     )
@@ -276,7 +277,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         .group_by(by_job.c.state)
         .subquery()
     )
-    found = tx.session.execute(
+    row = tx.session.execute(
         select(
             select(func.jsonb_agg(func.to_jsonb(by_state.table_valued()))).scalar_subquery(),
             _chosen(CAUSE),
@@ -287,7 +288,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
     ).one()
-    summary, *given = found
+    summary, *given = row
     return summary or [], Choices(*((names or []) for names in given))
 
 
@@ -334,13 +335,15 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
     sent = DELIVERIES.rows(tx.session.execute(query).mappings())
     return IncidentLife(
         view=view,
-        deliveries=[item for item in sent if _is_about(item, incident_id)],
+        deliveries=[
+            delivery
+            for delivery in sent
+            # Before the first attempt there is no message yet; it will contain all open incidents.
+            if (
+                delivery.state != DeliveryState.SUPERSEDED
+                if delivery.message is None
+                else any(alert.incident == incident_id for alert in delivery.message.alerts)
+            )
+        ],
         sessions=sessions,
     )
-
-
-def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
-    # Before the first attempt there is no message yet; it will contain all open incidents.
-    if sent.message is None:
-        return sent.state != DeliveryState.SUPERSEDED
-    return any(alert.incident == incident_id for alert in sent.message.alerts)

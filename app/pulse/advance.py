@@ -369,7 +369,7 @@ class HostRank:
     gpu: int
     ratio: float
     step_s: float
-    """Median step time of the job in its last minute."""
+    """Median step time of the job in its last minute, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ class HostNotice:
     job: str
     noticed_at: datetime
     cleared_at: datetime | None
-    sentence: str  # with the differences of its GPUs
+    sentence: str  # sentence with the differences of the rank's GPU from its peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,9 +387,9 @@ class HostNow:
     """Slow ranks of a host in running jobs, and notices that blame the host."""
 
     ranks: Sequence[HostRank]
-    """The slowest first."""
+    """Slow ranks, the slowest first."""
     notices: Sequence[HostNotice]
-    """The latest first."""
+    """Notices, the latest first."""
 
 
 def host_now(tx: Reads, host: str) -> HostNow:

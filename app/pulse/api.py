@@ -41,20 +41,20 @@ class PulseNames(BaseModel):
 
 
 class PulseAnswer(BaseModel):
-    """Instructions to the sender."""
+    """Instructions to the client that sent a pulse."""
 
     record: Recording | None = Field(
-        description="A session that the job is to record; only rank 0's host is told. Null: none."
+        description="A session that the job is to record, sent to rank 0's host only; null if none."
     )
     pulse_s: float = Field(description="Seconds until the next body.")
     files: bool = Field(
-        description="Whether each rank is to say what it is in, since no step ends: stack, pending "
-        "collectives, and the state of a process that says nothing."
+        description="Whether each rank is to send its stack, its pending collectives and, if it "
+        "does not answer, the state of its process, because no step ends."
     )
 
 
 class NoticesBody(BaseModel):
-    """What was noticed in a job, the latest first."""
+    """Notices of a job, the latest first."""
 
     notices: list[NoticeRow]
     counts: dict[str, int] = Field(description="Rows, columns and bodies left out, by code.")
@@ -65,7 +65,7 @@ class NoticesBody(BaseModel):
 
 
 class AskBody(BaseModel):
-    """A session that a job is to record."""
+    """A request for a session of a job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +79,7 @@ class AskBody(BaseModel):
 
 
 class RequestsBody(BaseModel):
-    """Sessions that a job was asked for, the latest first."""
+    """Requests for sessions of a job, the latest first."""
 
     requests: list[RequestRow]
 
@@ -97,11 +97,11 @@ def router() -> APIRouter:
         openapi_extra=described_body(PulseBody) | {"parameters": described(PulseNames, "path")},
     )
     async def post_pulse(request: Request) -> Response:
-        """Store a few numbers a rank and step; a worker reads them within seconds.
+        """Store a few numbers of each rank and step; a worker reads them within seconds.
 
-        The body is JSON, plain or compressed with gzip or zstd: at most 1 MiB as it comes, 4 MiB
-        decompressed. What cannot be used of it is counted, and named by
-        `GET /api/v1/jobs/{job}/pulse/notices`.
+        The body is JSON, plain or compressed with gzip or zstd: at most 1 MiB as sent, 4 MiB
+        decompressed. Unusable parts of it are counted;
+        `GET /api/v1/jobs/{job}/pulse/notices` lists the counts.
         """
         container, ingest = here_of(request), ingest_of(request)
         names = asked(PulseNames, "path", request.path_params)
@@ -135,7 +135,7 @@ def router() -> APIRouter:
             status_code=202,
         )
 
-    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")
+    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="Notices of a job's pulse")
     def get_notices(
         container: Here,
         job: Annotated[str, Path(description="Name of the job.")],
@@ -163,11 +163,11 @@ def router() -> APIRouter:
         request, _ = request_recording_now(container, job, body.steps, body.by)
         return request
 
-    @routes.get("/api/v1/jobs/{job}/recordings", summary="Sessions that a job was asked for")
+    @routes.get("/api/v1/jobs/{job}/recordings", summary="Requests for sessions of a job")
     def get_recordings(
         container: Here, job: Annotated[str, Path(description="Name of the job.")]
     ) -> RequestsBody:
-        """Return the latest 50, the latest first."""
+        """Return the latest 50 requests for sessions, the latest first."""
         with container.reading() as tx:
             known_job(tx, job)
             return RequestsBody(requests=requests_of(tx, job))
@@ -189,13 +189,13 @@ Length = Annotated[Resolution, Query(description="How long a span is.")]
 
 
 class SpansBody(BaseModel):
-    """What a job's pulse comes to, the earliest first; at most the latest 1,500 spans."""
+    """Minutes or hours of a job's pulse, the earliest first; at most the latest 1,500."""
 
     spans: list[SpanRow]
 
 
 class SwitchBody(BaseModel):
-    """Whether a project takes pulses."""
+    """Whether a project accepts pulses."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -234,12 +234,12 @@ def reading_router() -> APIRouter:
         until: Until = None,
         resolution: Length = Resolution.MINUTE,
     ) -> Response:
-        """Return a line of JSON, then the cells.
+        """Return the computing of ranks over time: a line of JSON, then the cells.
 
-        The line has `ranks`, their `stages` and `host_of` (a place in `hosts`) in the latest
-        attempt, -1 where these are not known, `starts` and `attempts` of the spans, and `left_out`.
+        The line has `ranks`, their `stages` and `host_of` (an index into `hosts`) in the latest
+        attempt, -1 if unknown, `starts` and `attempts` of the spans, and `left_out`.
         Cells are 16-bit unsigned integers, little-endian, span by span: thousandths of the median
-        computing of the ranks of the same stage, 0 if there is none. At most the latest 1,500
+        computing of the ranks of the same stage, 0 without a value. At most the latest 1,500
         spans and the 2,048 ranks that were slowest in them.
         """
         with here.reading() as tx:
@@ -259,7 +259,7 @@ def reading_router() -> APIRouter:
         job: JobName,
         attempt: Annotated[int | None, Query(description="Of this attempt; default: all.")] = None,
     ) -> StreamingResponse:
-        """Return every step that is kept, as `paceline pulse detect` reads it."""
+        """Return all stored steps as a Parquet file that `paceline pulse detect` reads."""
         return StreamingResponse(
             export_pulse(here, job, attempt),
             media_type=PARQUET,
@@ -269,13 +269,13 @@ def reading_router() -> APIRouter:
             },
         )
 
-    @routes.get("/pulse", summary="Whether the project takes pulses")
+    @routes.get("/pulse", summary="Whether the project accepts pulses")
     def get_switch(here: Here) -> SwitchBody:
-        """Return whether pulses of its jobs are taken."""
+        """Return whether the project accepts pulses of its jobs."""
         with here.reading() as tx:
             return SwitchBody(on=not pulse_is_off(tx))
 
-    @routes.put("/pulse", summary="Take the project's pulses, or refuse them")
+    @routes.put("/pulse", summary="Accept or refuse the project's pulses")
     def put_switch(here: Here, body: SwitchBody) -> SwitchBody:
         """Accept or refuse pulses from now on; stored ones stay until retention deletes them."""
         switch_pulse(here, on=body.on)

@@ -90,7 +90,7 @@ class GpuReading(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     rank: Annotated[int, Field(ge=0, le=1 << 31)]
-    clock_mhz: MaybeNumber = Field(None, description="Of its multiprocessors.")
+    clock_mhz: MaybeNumber = Field(None, description="Clock of the multiprocessors.")
     most_clock_mhz: MaybeNumber = None
     temperature_c: MaybeNumber = None
     power_mw: MaybeNumber = None
@@ -105,29 +105,33 @@ class GpuReading(BaseModel):
 
 
 class PulseBody(BaseModel):
-    """What one host sends of its ranks, of one attempt of a job."""
+    """The pulse of one host's ranks in one attempt of a job."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     pulse: Literal[1] = Field(description="The version of this document.")
-    host: str = Field("", max_length=_LONGEST_HOST, description="Of all ranks in it.")
+    host: str = Field("", max_length=_LONGEST_HOST, description="Host of all ranks in the body.")
     world: Annotated[
-        int | None, Field(ge=1, description="Ranks of the job: none beyond it is taken.")
+        int | None, Field(ge=1, description="Number of ranks of the job; higher ranks are dropped.")
     ] = None
     phases: list[str] = Field(
-        default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
+        default_factory=list,
+        max_length=MOST_PHASES,
+        description="Names of the phases; `phase` is an index, from 0.",
     )
     columns: PulseColumns
     hardware: list[GpuReading] = Field(
-        default_factory=list, max_length=_MOST_READINGS, description="Of ranks of the host."
+        default_factory=list,
+        max_length=_MOST_READINGS,
+        description="Readings of the GPUs of the host's ranks.",
     )
     files: dict[FileName, FileText] = Field(
         default_factory=dict,
         max_length=_MOST_FILES,
         description=(
-            "Of ranks that stand still, where the last answer asked for them: `stack_3.json` as "
-            "py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a rank "
-            "that says nothing itself."
+            "Files of ranks that stand still, if the last answer requested them: `stack_3.json` "
+            "as py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a "
+            "rank that does not answer."
         ),
     )
 
@@ -191,7 +195,7 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
     if unknown.any():
         counts[UNKNOWN_RANK] += int(np.count_nonzero(unknown))
         used = used.take(~unknown)
-    readings = tuple(one for one in sent.hardware if one.rank < (ranks or math.inf))
+    readings = tuple(reading for reading in sent.hardware if reading.rank < (ranks or math.inf))
     return SentPulse(used, sent.host, counts, files, readings)
 
 
@@ -202,7 +206,7 @@ def write_pulse(rows: Pulses, host: str = "") -> bytes:
     there = dict.fromkeys(KEYS[1:], everywhere)
     there |= dict.fromkeys(MEASURES, ~beat) | dict.fromkeys(BEAT_COLUMNS, beat)
     columns = PulseColumns.model_validate(
-        {name: _differences(getattr(rows, name), known) for name, known in there.items()}
+        {name: _differences(getattr(rows, name), has_value) for name, has_value in there.items()}
     )
     body = PulseBody(pulse=1, host=host, phases=list(rows.phases), columns=columns)
     return body.model_dump_json().encode()
@@ -237,24 +241,24 @@ def _summed(
         for name, values in differences.items():
             if any(value is not None and abs(value) > _LARGEST for value in values):
                 raise _too_large(name)
-    known = ~np.isnan(rounded).reshape(shape)
+    has_value = ~np.isnan(rounded).reshape(shape)
     plain = np.array([value or 0 for value in flat], np.int64).reshape(shape)
     largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
     for name, most in zip(differences, largest.tolist(), strict=True):
         if most > _LARGEST:
             raise _too_large(name)
-    summed = np.where(known, np.cumsum(plain, axis=1), 0)
-    return dict(zip(differences, zip(summed, known, strict=True), strict=True))
+    summed = np.where(has_value, np.cumsum(plain, axis=1), 0)
+    return dict(zip(differences, zip(summed, has_value, strict=True), strict=True))
 
 
 def _too_large(name: str) -> InvalidPulseError:
     return InvalidPulseError(f"{name} has a value over 62 bits", code="pulse.too_large")
 
 
-def _differences(values: Int64, known: Bool) -> list[int | None]:
+def _differences(values: Int64, has_value: Bool) -> list[int | None]:
     """Return the differences between successive known values; None for unknown values."""
     differences: list[int | None] = [None] * len(values)
-    at = np.flatnonzero(known)
+    at = np.flatnonzero(has_value)
     for row, step in zip(at.tolist(), np.diff(values[at], prepend=0).tolist(), strict=True):
         differences[row] = step
     return differences

@@ -284,7 +284,7 @@ class LiveStep:
     ranks: int
     step_s: float
     before_s: float
-    """The median of the minutes of the last hour."""
+    """Median step time of the minutes of the last hour, seconds."""
     suspicions: Sequence[str]
     """Sentences of notices that are open, the latest first."""
     recorded: bool

@@ -42,22 +42,22 @@ class NoticeRow:
     """Blamed global ranks; may be empty."""
     hosts: list[str]
     factor: float | None
-    """How many times as long the slow steps take; null of a hang or silence."""
+    """Duration of the slow steps as a multiple of the normal one; null for a hang or silence."""
     from_step: int
     noticed_step: int
     noticed_time_ns: int
-    """By the clock of the host, since the epoch."""
+    """When the slowdown was noticed, by the host's clock, nanoseconds since the epoch."""
     noticed_at: datetime
-    """When it was noticed, by the server's clock."""
+    """When the server noticed the slowdown, by the server's clock."""
     cleared_step: int | None
-    """First normal step again; null while open."""
+    """First step that is normal again; null while open."""
     evidence: Evidence
     cleared_at: datetime | None
-    """When it was cleared, by the server's clock; null while open."""
+    """When the notice was cleared, by the server's clock; null while open."""
     outcome: Outcome | None
     """Whether the requested session confirms the notice."""
     session: uuid.UUID | None
-    """The requested session."""
+    """Id of the session that was recorded for the notice."""
     cause: str
     """Cause that the session names; may be empty."""
     gpu_hours: float
@@ -159,14 +159,14 @@ class LiveJob:
     heard_at: datetime
     """When rows of its pulse were last read."""
     sends: bool
-    """Whether its pulse is recent, so that it can be asked to record."""
+    """Whether its pulse is recent, so that an answer can request a session."""
     ranks: int
     step_s: float | None
-    """Median of the latest 20 steps; null without any."""
+    """Median duration of the latest 20 steps, seconds; null without steps."""
     minutes: list[SpanRow]
-    """The last `MINUTES` of all attempts, the earliest first."""
+    """The last `MINUTES` minutes of all attempts, the earliest first."""
     notices: list[NoticeRow]
-    """The latest first."""
+    """Notices, the latest first."""
     request: TraceRequest | None
 
     @property
@@ -238,7 +238,7 @@ class RunningJob:
     step_s: float
     tokens_per_s: float | None
     lost_gpu_hours: float
-    """Total of all attempts since the first pulse."""
+    """GPU-hours lost in all attempts since the first pulse."""
     slowest: list[SlowRank]
 
 

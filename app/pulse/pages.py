@@ -59,8 +59,10 @@ def step_lines(live: LiveJob) -> StepLines:
     minutes = live.minutes
     if not minutes:
         return StepLines("No minute is whole yet", "", "", (), ())
-    medians = np.array([one.step_median_s for one in minutes])
-    high = min(max(one.step_p95_s for one in minutes), _TOP * float(np.quantile(medians, 0.98)))
+    medians = np.array([minute.step_median_s for minute in minutes])
+    high = min(
+        max(minute.step_p95_s for minute in minutes), _TOP * float(np.quantile(medians, 0.98))
+    )
     low = float(medians.min())
     room = _ROOM * (high - low) or _ROOM * high
     low, high = max(0.0, low - room), high + room
@@ -69,12 +71,12 @@ def step_lines(live: LiveJob) -> StepLines:
     def across(at: float) -> float:
         return WIDTH - 1 - last + at / _MINUTE_S
 
-    starts = [int(one.start.timestamp()) for one in minutes]
+    starts = [int(minute.start.timestamp()) for minute in minutes]
     at = [across(start) + 0.5 for start in starts]
     lines = (
-        ("worst", [one.step_worst_s for one in minutes]),
-        ("p95", [one.step_p95_s for one in minutes]),
-        ("median", [one.step_median_s for one in minutes]),
+        ("worst", [minute.step_worst_s for minute in minutes]),
+        ("p95", [minute.step_p95_s for minute in minutes]),
+        ("median", [minute.step_median_s for minute in minutes]),
     )
     return StepLines(
         title=_title(live),
@@ -83,8 +85,8 @@ def step_lines(live: LiveJob) -> StepLines:
         lines=tuple((name, _path(at, values, low, high)) for name, values in lines),
         marks=tuple(
             round(x, 1)
-            for one in live.notices
-            if 0 <= (x := across(one.noticed_at.timestamp())) <= WIDTH
+            for notice in live.notices
+            if 0 <= (x := across(notice.noticed_at.timestamp())) <= WIDTH
         ),
     )
 
@@ -102,10 +104,10 @@ def _path(at: Sequence[float], values: Sequence[float], low: float, high: float)
 
 def _title(live: LiveJob) -> str:
     minutes = live.minutes
-    now = float(np.median([one.step_median_s for one in minutes[-_NOW:]]))
+    now = float(np.median([minute.step_median_s for minute in minutes[-_NOW:]]))
     if len(minutes) <= _NOW:
         return f"A step takes {seconds(now if live.step_s is None else live.step_s)}"
-    before = float(np.median([one.step_median_s for one in minutes[:-_NOW]]))
+    before = float(np.median([minute.step_median_s for minute in minutes[:-_NOW]]))
     change = now / before - 1
     if abs(change) < _CHANGED:
         return f"A step takes {seconds(now)}, as before"
@@ -186,12 +188,12 @@ def live_view(live: LiveJob) -> LiveView:
     slowest = [] if latest is None else latest.slowest
     state, heading = _state_and_heading(live, slowest)
     url = job_url(live.job)
-    asked = ""
+    requested = ""
     if live.request is not None:
         template = (
             "Recording {} steps…: {}" if live.request.handed else "{} steps are asked for: {}"
         )
-        asked = template.format(live.request.steps, live.request.reason)
+        requested = template.format(live.request.steps, live.request.reason)
     slowest_title = ""
     if latest is not None:
         number = len(latest.slowest)
@@ -207,12 +209,15 @@ def live_view(live: LiveJob) -> LiveView:
         state=state,
         since=_since(live),
         facts=_facts(live, last, slowest),
-        asked=asked,
+        asked=requested,
         can_record=live.sends,
         steps=step_lines(live),
         map_title=_map_title(live, slowest),
         places={
-            rank.rank: _place(rank) for one in live.minutes for rank in one.slowest if rank.host
+            rank.rank: _place(rank)
+            for minute in live.minutes
+            for rank in minute.slowest
+            if rank.host
         },
         noticed=_noticed(live, f"{url}/pulse/notices.csv"),
         noticed_title=f"{plural(len(live.notices), 'notice')}, {count(len(live.open))} open"
@@ -238,18 +243,16 @@ def _state_and_heading(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[Stat
     if _just_over(live) is not None:
         return _LIVE, f"{step}; no rank is slow any more"
     if slowest and slowest[0].ratio >= _SLOW:
-        one = slowest[0]
-        return _LIVE, (
-            f"{step}; in the last minute rank {one.rank} computed {times(one.ratio)} as long as "
-            "its peers"
-        )
+        worst = slowest[0]
+        computed = f"rank {worst.rank} computed {times(worst.ratio)} as long as its peers"
+        return _LIVE, f"{step}; in the last minute {computed}"
     return _LIVE, f"{step}; no rank is slow"
 
 
 def _just_over(live: LiveJob) -> NoticeRow | None:
     """Return the notice that was cleared last, if this was within `_RECENT`."""
-    over = [one for one in live.notices if one.cleared_at is not None]
-    last = max(over, key=lambda one: one.cleared_at or one.noticed_at, default=None)
+    over = [notice for notice in live.notices if notice.cleared_at is not None]
+    last = max(over, key=lambda notice: notice.cleared_at or notice.noticed_at, default=None)
     if last is None or last.cleared_at is None or last.cleared_at < live.now - _RECENT:
         return None
     return last
@@ -257,7 +260,8 @@ def _just_over(live: LiveJob) -> NoticeRow | None:
 
 def _most_pressing(notices: Sequence[NoticeRow]) -> NoticeRow:
     return max(
-        notices, key=lambda one: (one.kind in STANDING_STILL, one.factor or 0.0, one.noticed_at)
+        notices,
+        key=lambda notice: (notice.kind in STANDING_STILL, notice.factor or 0.0, notice.noticed_at),
     )
 
 
@@ -287,9 +291,9 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
         hint = "Median of the latest 20 steps; p95 and worst since the last whole minute began"
         facts.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
     if last is not None and last.tokens_per_s:
-        facts.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
+        facts.append(Fact("Tokens a second", _with_unit(last.tokens_per_s), "of the whole job"))
     if live.minutes:
-        lost = sum(one.lost_gpu_s for one in live.minutes) / 3_600
+        lost = sum(minute.lost_gpu_s for minute in live.minutes) / 3_600
         rate = "" if last is None else f"{hours(last.lost_gpu_s / _HOUR)} more each hour"
         hint = "GPU-hours in which ranks waited for the one that computes longest"
         facts.append(Fact("Lost in 12 hours", gpu_time(lost), rate, hint))
@@ -308,13 +312,17 @@ def _spread(live: LiveJob, last: SpanRow | None) -> str:
     """
     if last is None:
         return ""
-    among = [one for one in live.minutes if one.attempt == live.attempt and one.start >= last.start]
-    p95_s = max(one.step_p95_s for one in among)
-    worst_s = max(one.step_worst_s for one in among)
+    among = [
+        minute
+        for minute in live.minutes
+        if minute.attempt == live.attempt and minute.start >= last.start
+    ]
+    p95_s = max(minute.step_p95_s for minute in among)
+    worst_s = max(minute.step_worst_s for minute in among)
     return f"p95 {seconds(p95_s)}, worst {seconds(worst_s)}"
 
 
-def _short(value: float) -> str:
+def _with_unit(value: float) -> str:
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{NBSP}{unit}"
@@ -329,11 +337,11 @@ def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
     enough : int, optional
         Steps from which on an incomplete minute counts too, as it shows what was just noticed.
     """
-    own = [one for one in live.minutes if one.attempt == live.attempt]
+    own = [minute for minute in live.minutes if minute.attempt == live.attempt]
     whole = [
-        one
-        for one in own
-        if one.start <= live.now - _WHOLE or (enough is not None and one.steps >= enough)
+        minute
+        for minute in own
+        if minute.start <= live.now - _WHOLE or (enough is not None and minute.steps >= enough)
     ]
     return (whole or own)[-1] if own else None
 
@@ -343,7 +351,7 @@ def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
 
     An open notice decides: the last minute may not show the slowdown yet, or still show a past one.
     """
-    blamed = [one for one in live.open if one.kind in _COMPUTE_LONG and one.ranks]
+    blamed = [notice for notice in live.open if notice.kind in _COMPUTE_LONG and notice.ranks]
     if blamed:
         worst = _most_pressing(blamed)
         computes = "computes" if len(worst.ranks) == 1 else "compute"
@@ -351,9 +359,9 @@ def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
     over = _just_over(live)
     if not live.open and over is not None and over.kind in _COMPUTE_LONG and over.ranks:
         return f"{_who(over)} computed {_compared(live, over)} until a moment ago"
-    if any(one.kind in STANDING_STILL for one in live.open):
+    if any(notice.kind in STANDING_STILL for notice in live.open):
         return "Computing of the ranks until no step ended any more"
-    slow = [one for one in slowest if one.ratio >= _SLOW]
+    slow = [rank for rank in slowest if rank.ratio >= _SLOW]
     if not slow:
         return "All ranks compute as long as their peers"
     first = slow[0]
@@ -377,16 +385,16 @@ def _place(rank: SlowRank) -> str:
 
 
 _SLOWEST: Final[tuple[Shown[SlowRank], ...]] = (
-    Shown("Rank", lambda one: count(one.rank), classes="num"),
+    Shown("Rank", lambda rank: count(rank.rank), classes="num"),
     Shown(
         "Host",
-        lambda one: html.link(host_url(one.host), one.host) if one.host else html.NOTHING,
+        lambda rank: html.link(host_url(rank.host), rank.host) if rank.host else html.NOTHING,
         of_cells="grow",
     ),
-    Shown("GPU", lambda one: one.gpu if one.host else "", classes="num"),
+    Shown("GPU", lambda rank: rank.gpu if rank.host else "", classes="num"),
     Shown(
         "Computing",
-        lambda one: html.swatch(heat_color(one.ratio)) + times(one.ratio),
+        lambda rank: html.swatch(heat_color(rank.ratio)) + times(rank.ratio),
         classes="num",
         hint="Against the median of the ranks of its stage, without waiting",
     ),
@@ -398,21 +406,21 @@ def _noticed(live: LiveJob, csv: str) -> Drawn | None:
         return None
     now = live.now
     shown: tuple[Shown[NoticeRow], ...] = (
-        Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
-        Shown("State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)),
-        Shown("Notice", lambda one: TITLES[one.kind], classes="opt", of_cells="nowrap"),
-        Shown("What", lambda one: _capital(one.evidence.full_sentence), of_cells="grow"),
+        Shown("Noticed", lambda notice: moments.when(notice.noticed_at, now), of_cells="nowrap"),
+        Shown("State", lambda notice: html.state(_GOES_ON if notice.cleared_at is None else _OVER)),
+        Shown("Notice", lambda notice: TITLES[notice.kind], classes="opt", of_cells="nowrap"),
+        Shown("What", lambda notice: _capital(notice.evidence.full_sentence), of_cells="grow"),
         Shown("Session", _outcome, of_cells="ends"),
-        Shown("Lost", lambda one: gpu_time(one.gpu_hours), classes="num opt"),
+        Shown("Lost", lambda notice: gpu_time(notice.gpu_hours), classes="num opt"),
     )
     return drawn(shown, live.notices, csv=csv, classes="plain notices")
 
 
-def _outcome(one: NoticeRow) -> object:
-    if one.outcome is None:
-        return "" if one.cleared_at is not None else "none yet"
-    words = _OUTCOMES[one.outcome]
-    return words if one.session is None else html.link(f"/sessions/{one.session}", words)
+def _outcome(notice: NoticeRow) -> object:
+    if notice.outcome is None:
+        return "" if notice.cleared_at is not None else "none yet"
+    words = _OUTCOMES[notice.outcome]
+    return words if notice.session is None else html.link(f"/sessions/{notice.session}", words)
 
 
 def _capital(text: str) -> str:
@@ -421,11 +429,9 @@ def _capital(text: str) -> str:
 
 def minutes_csv(live: LiveJob) -> Table:
     """Return the table of a job's step times, one row for each minute."""
-    header = (
-        "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
-        "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
-    )  # fmt: skip
-    return Table(header, ([getattr(one, name) for name in header] for one in live.minutes))
+    names = ("attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s")
+    more = ("compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s")
+    return Table.of(SpanRow, live.minutes, *names, *more)
 
 
 def slowest_csv(live: LiveJob) -> Table:
@@ -434,9 +440,9 @@ def slowest_csv(live: LiveJob) -> Table:
     return Table(
         header,
         (
-            (one.attempt, one.start, rank.rank, rank.host, rank.gpu, rank.ratio)
-            for one in live.minutes
-            for rank in one.slowest
+            (minute.attempt, minute.start, rank.rank, rank.host, rank.gpu, rank.ratio)
+            for minute in live.minutes
+            for rank in minute.slowest
         ),
     )
 
@@ -451,8 +457,8 @@ def notices_csv(live: LiveJob) -> Table:
     return Table(
         header,
         (
-            [*(getattr(one, name) for name in header[:-1]), one.evidence.full_sentence]
-            for one in live.notices
+            [*(getattr(notice, name) for name in header[:-1]), notice.evidence.full_sentence]
+            for notice in live.notices
         ),
     )
 

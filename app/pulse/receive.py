@@ -124,7 +124,7 @@ def _jobs(container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]) 
     # The rows of the jobs are not locked, because hundreds of hosts send bodies at the same time.
     rows = tx.session.execute(
         select(Project.pulse_off, Job.name, Job.id)
-        .outerjoin(Job, Job.name.in_({one.job for one in pulses}))
+        .outerjoin(Job, Job.name.in_({pulse.job for pulse in pulses}))
         .where(Project.id == container.project_id)
     ).all()
     if any(row.pulse_off for row in rows):
@@ -140,26 +140,26 @@ def _append(
 ) -> list[PulseReply]:
     if not pulses:
         return []
-    bodies = [one.body.content() for one in pulses]
+    bodies = [pulse.body.content() for pulse in pulses]
     connection_of(tx).execute(
         _APPEND,
         {
             "project": cast("int", tx.scope.project_id),
             "kind": InboxKind.PULSE.value,
-            "job": [jobs[one.job] for one in pulses],
-            "attempt": [one.attempt for one in pulses],
-            "sha256": [one.body.sha256 for one in pulses],
-            "body_bytes": [one.body.size for one in pulses],
+            "job": [jobs[pulse.job] for pulse in pulses],
+            "attempt": [pulse.attempt for pulse in pulses],
+            "sha256": [pulse.body.sha256 for pulse in pulses],
+            "body_bytes": [pulse.body.size for pulse in pulses],
             "body": bodies,
         },
         prepare=True,
     )
-    attempts = {(jobs[one.job], one.attempt) for one in pulses}
+    attempts = {(jobs[pulse.job], pulse.attempt) for pulse in pulses}
     due = {key for key in attempts if due_request(tx, container.settings, *key) is not None}
     hangs = {key: has_open_hang(tx, *key) for key in attempts}
     replies = []
-    for one, content in zip(pulses, bodies, strict=True):
-        key = jobs[one.job], one.attempt
+    for pulse, content in zip(pulses, bodies, strict=True):
+        key = jobs[pulse.job], pulse.attempt
         recording = hand_out(tx, container.settings, *key, content) if key in due else None
         replies.append(PulseReply(recording, hangs[key]))
     return replies

@@ -62,15 +62,15 @@ class RequestRow:
     steps: int
     reason: str
     asked_by: str | None
-    """The person; null where a notice asked."""
+    """Name of the person who requested it; null if a notice did."""
     asked_at: datetime
     until: datetime
-    """When it expires."""
+    """When the request expires."""
     handed_at: datetime | None
-    """When an answer last carried it; null: not yet."""
+    """When an answer to a pulse last carried the request; null if none did."""
     handed: int
     session_id: str | None
-    """The session that answered it."""
+    """Id of the session that was recorded for the request."""
 
 
 def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for how long

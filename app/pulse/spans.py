@@ -40,11 +40,11 @@ class Resolution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that computes long."""
+    """A slow rank of a span, with its place."""
 
     rank: int
     host: str
-    """Empty if unknown."""
+    """Name of the rank's host; empty if unknown."""
     gpu: int
     """Index among the ranks of its host, from 0."""
     ratio: float
@@ -60,17 +60,17 @@ class SpanRow:
     ranks: int
     steps: int
     step_median_s: float
-    """Median over the steps of the time of the median rank, exact to a quarter of a percent."""
+    """Median over the steps of the median rank's step time, exact to a quarter of a percent."""
     step_p95_s: float
     step_worst_s: float
-    """Longest step of a rank."""
+    """Longest step time of any rank."""
     compute_median_s: float
-    """Median over ranks and steps, without garbage collection; 0 if unknown."""
+    """Median computing over ranks and steps, without garbage collection; 0 if unknown."""
     compute_p95_s: float
     tokens_per_s: float | None
-    """Tokens of the whole job a second of its steps; null if the job sends no tokens."""
+    """Tokens of the whole job per second of its steps; null if the job sends no tokens."""
     lost_gpu_s: float
-    """GPU-seconds in which ranks waited for the one that computes longest against its peers."""
+    """GPU-seconds that ranks waited for the rank with the longest computing against its peers."""
     slowest: list[SlowRank]
 
 
@@ -110,7 +110,7 @@ def spans_of_job(
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The columns of a span that answers and pages need."""
+    """Columns of a span that API answers and pages need."""
 
     attempt: int
     start: datetime
@@ -143,7 +143,7 @@ def spans_query(
 def _spans(
     job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> Select[*tuple[Any, ...]]:
-    columns = [getattr(PulseSpan, one.name) for one in fields(_Stored)]
+    columns = [getattr(PulseSpan, column.name) for column in fields(_Stored)]
     return _within(select(*columns), job, since, until, resolution)
 
 
@@ -183,15 +183,15 @@ def rank_map(
     )
     rows = list(reversed(tx.session.execute(query).all()))
     spans = [from_bytes(row.sums) for row in rows]
-    ranks, left_out = _shown(spans)
+    ranks, left_out = _ranks_of_map(spans)
     thousandths = np.zeros((len(spans), len(ranks)), np.uint16)
     for line, sums in zip(thousandths, spans, strict=True):
         counted = sums.counted > 0
         ratios = np.zeros(len(counted), np.int64)
         np.divide(sums.ratios, sums.counted, out=ratios, where=counted, casting="unsafe")
         at = np.searchsorted(ranks, sums.ranks)
-        known = ranks[np.minimum(at, len(ranks) - 1)] == sums.ranks
-        line[at[known]] = np.clip(ratios[known], 0, _MOST_RATIO)
+        is_shown = ranks[np.minimum(at, len(ranks) - 1)] == sums.ranks
+        line[at[is_shown]] = np.clip(ratios[is_shown], 0, _MOST_RATIO)
     return RankMap(
         tuple(ranks.tolist()),
         tuple(row.start for row in rows),
@@ -234,7 +234,7 @@ def _within(
     )
 
 
-def _shown(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
+def _ranks_of_map(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
     """Return the ranks of a map, sorted, and the number of ranks left out as the least slow."""
     if not spans:
         return np.empty(0, np.int64), 0

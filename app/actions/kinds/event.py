@@ -32,10 +32,11 @@ LoopbackUrl = Annotated[
 class EventType(StrEnum):
     """The types of events."""
 
-    DEGRADED = "dev.paceline.machine.degraded"  # a person asked for it before all limits let it
+    # A user approved the action although a limit held it
+    DEGRADED = "dev.paceline.machine.degraded"
     CONFIRMED = "dev.paceline.machine.confirmed"
     RECOVERED = "dev.paceline.machine.recovered"
-    HANG = "dev.paceline.job.hang"  # no machine is said to be at fault
+    HANG = "dev.paceline.job.hang"  # no machine is blamed
 
 
 RECOMMENDED: Final[Mapping[EventType, Literal["inspect", "replace", "return"]]] = {
@@ -51,11 +52,11 @@ class MachineData:
     """The data of an event about a machine."""
 
     node: str
-    gpus: tuple[str, ...]  # at fault: UUIDs where they are known
+    gpus: tuple[str, ...]  # GPUs at fault: UUIDs if known
     cause: str
     cause_title: str
     confidence: Annotated[float, Field(ge=0, le=1)] | None
-    sessions: Annotated[int, Field(ge=0)]  # that blame it
+    sessions: Annotated[int, Field(ge=0)]  # number of sessions that blame the machine
     lost_gpu_hours_each_hour: Annotated[float, Field(ge=0)] | None
     job: str
     incident: UUID
@@ -71,9 +72,9 @@ class HangData:
     hang: UUID
     began: datetime
     ranks: Annotated[int, Field(ge=0)]
-    waiting: Annotated[int, Field(ge=0)]  # ranks that wait for others
+    waiting: Annotated[int, Field(ge=0)]  # number of ranks that wait for other ranks
     cause: Literal["hang"]
-    cause_title: str  # a sentence
+    cause_title: str  # cause as a sentence
     culprits: str  # ranks with host and GPU; may be empty
     confidence: Annotated[float, Field(ge=0, le=1)]
     lost_gpu_hours_each_hour: Annotated[float, Field(ge=0)]
@@ -91,10 +92,10 @@ class CloudEvent(Generic[Data]):
     """A CloudEvent about a machine, or about a job that hangs."""
 
     specversion: Literal["1.0"]
-    id: str  # the same on every try
+    id: str  # id of the event, the same in every attempt
     source: str  # address of the project's pages
     type: EventType
-    subject: str  # the node, or the job
+    subject: str  # name of the node, or of the job
     time: datetime
     datacontenttype: Literal["application/json"]
     dataschema: str

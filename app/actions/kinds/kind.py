@@ -16,26 +16,26 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.incidents.held_machines import is_one_node
-from app.platform.outbound import Outbound, ReceiverAnswer
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order to act on one machine."""
 
-    id: UUID  # the same on every try
-    at: datetime  # when it was ordered, or released
+    id: UUID  # id of the action, the same in every attempt
+    at: datetime  # when the action, or its release, was ordered
     node: str
-    gpus: tuple[str, ...]  # at fault: UUIDs where known, else their names on the host
+    gpus: tuple[str, ...]  # GPUs at fault: UUIDs if known, else their names on the host
     cause: str
     cause_title: str
     confidence: float | None
-    sessions: int  # that blame it
-    lost_each_hour: float | None  # GPU-hours
+    sessions: int  # number of sessions that blame the machine
+    lost_each_hour: float | None  # GPU-hours that the job loses each hour
     job: str
     incident: UUID
-    evidence_url: str  # absolute
-    source_url: str  # of the project's pages
+    evidence_url: str  # absolute address of the evidence
+    source_url: str  # absolute address of the project's pages
     confirmed: bool  # whether no limit held it, so that no approval was needed
 
 
@@ -43,27 +43,28 @@ class Order:
 class HangOrder:
     """An order to report a job that hangs; it has no release."""
 
-    id: UUID  # the same on every try
-    at: datetime  # when it was ordered
+    id: UUID  # id of the action, the same in every attempt
+    at: datetime  # when the action was ordered
     job: str
     hang: UUID
     began: datetime
     ranks: int
-    waiting: int  # ranks that wait for others
+    waiting: int  # number of ranks that wait for other ranks
     confidence: float
     sentence: str
     culprits: str  # ranks with host and GPU
     remedy: str
     incident: UUID
-    evidence_url: str  # absolute
-    source_url: str  # of the project's pages
+    evidence_url: str  # absolute address of the evidence
+    source_url: str  # absolute address of the project's pages
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptTools:
     """The outbound connection and the path of scontrol that an attempt may use."""
 
-    outbound: Outbound  # guarded; over within one deadline
+    # Connection that refuses forbidden addresses and has one deadline for the attempt
+    outbound: Outbound
     scontrol: str | None = None  # path set by the operator; None forbids Slurm
 
 
@@ -76,10 +77,10 @@ class ActionKind:
     """
 
     name: str
-    title: str  # name for people
+    title: str  # name that users see
     # Type adapter of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
-    secrets: frozenset[str]  # fields that are never shown again
+    secrets: frozenset[str]  # names of secret fields, which no page shows again
     # Returns the equivalent command in one line, for a configuration and an order.
     describe: Callable[[Any, Order], str]
     act: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
@@ -134,7 +135,10 @@ SENTENCES: Final[Mapping[Limit, str]] = {
     Limit.PULSE_ALONE: "No session confirms it: only the pulse noticed it.",
     Limit.CONFIDENCE: f"The confidence in the cause is below {MIN_CONFIDENCE:g}.",
     Limit.SEEN_ONCE: f"Fewer than {MIN_SESSIONS} sessions blame the machine.",
-    Limit.LATE_DATA: "What is known of the machine is late.",
+    Limit.LATE_DATA: (
+        "The latest session that blames the machine is over an hour old, or sessions wait for "
+        "their analysis."
+    ),
     Limit.IN_HAND: "A person has acknowledged or silenced the incident.",
     Limit.PUT_BACK: "A person put the machine back within the last day.",
     Limit.ONE_AN_HOUR: "Another machine was taken out within the last hour.",
@@ -145,6 +149,18 @@ SENTENCES: Final[Mapping[Limit, str]] = {
 }
 
 
+def require_one_node(name: str) -> None:
+    """Refuse a name that schedulers may read as several nodes.
+
+    Raises
+    ------
+    DeliveryError
+        ``action.not_one_node``.
+    """
+    if not is_one_node(name):
+        raise DeliveryError(Limit.NOT_ONE_NODE.value, SENTENCES[Limit.NOT_ONE_NODE], permanent=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """The evidence against one machine."""
@@ -152,13 +168,13 @@ class Case:
     node: str
     guessed: bool
     known: bool  # whether sessions of the project ran on a node of this name
-    in_hand: bool  # whether a person has acknowledged or silenced the incident
+    in_hand: bool  # whether a user has acknowledged or silenced the incident
     # Time at which the latest session that blames the machine was received; None if only the pulse
     # blames it
     measured_at: datetime | None
     confidence: float | None
-    sessions: int  # that blame it, since it was last repaired or put back
-    put_back_at: datetime | None  # by a person, the last time
+    sessions: int  # number of sessions that blame it since its last repair or return to service
+    put_back_at: datetime | None  # when a user last put it back into service
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +182,8 @@ class Fleet:
     """The machines of a project, and the actions on them."""
 
     now: datetime
-    nodes: int  # known by their own names
-    out: frozenset[str]  # taken out by actions, done or under way
+    nodes: int  # number of nodes with recorded names, not guessed ones
+    out: frozenset[str]  # nodes that actions have taken, or are taking, out of service
     # By machine, the time of the latest action on it
     taken_at: Mapping[str, datetime]
     stopped: bool  # whether the kill switch is on
@@ -219,7 +235,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.ONE_AN_HOUR, any(fleet.now - at < TIME_BETWEEN_MACHINES for at in others)
     too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
     yield Limit.TOO_MANY_OUT, too_many
-    # Reported once only: in an installation with one project it equals the limit above.
+    # Reported once only: in an installation with one project it equals the limit on the project.
     everywhere = fleet.out_everywhere + (case.node not in fleet.out)
     beyond = everywhere > may_be_out(fleet.nodes_everywhere)
     yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many

@@ -20,9 +20,8 @@ from urllib.parse import quote
 from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.event import HttpsUrl, LoopbackUrl
-from app.actions.kinds.kind import ActionKind, AttemptTools, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order, require_one_node
 from app.incidents.channels.kind import Secret
-from app.incidents.held_machines import is_one_node
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
 TAINT: Final = "paceline.dev/straggler"
@@ -107,7 +106,9 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
         ``kubernetes.tainted`` if another action tainted the node.
     """
     spec, taints = node["spec"], node["spec"].get("taints") or []
-    ours = next((one for one in taints if one["key"] == TAINT and one["effect"] == EFFECT), None)
+    ours = next(
+        (taint for taint in taints if taint["key"] == TAINT and taint["effect"] == EFFECT), None
+    )
     if ours is not None:
         if ours.get("value") == order.id.hex:
             return None
@@ -127,7 +128,9 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
 def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
     """Return the patch that undoes an action; None if nothing remains to be undone."""
     taints = node["spec"].get("taints") or []
-    left = [one for one in taints if (one["key"], one.get("value")) != (TAINT, order.id.hex)]
+    left = [
+        taint for taint in taints if (taint["key"], taint.get("value")) != (TAINT, order.id.hex)
+    ]
     annotations = node["metadata"].get("annotations") or {}
     cordoned = annotations.get(CORDONED_BY) == order.id.hex
     if len(left) == len(taints) and not cordoned:
@@ -151,10 +154,7 @@ class _Api:
     @classmethod
     @contextmanager
     def of(cls, config: KubernetesConfig, order: Order, means: AttemptTools) -> Iterator[_Api]:
-        if not is_one_node(order.node):
-            raise DeliveryError(
-                "action.not_one_node", "The host's name is not that of one node.", permanent=True
-            )
+        require_one_node(order.node)
         tls = None if config.ca_certificate is None else _tls(config.ca_certificate)
         outer = means.outbound
         with Outbound(outer.guard, outer.left_s(), tls=tls) as outbound:
@@ -166,8 +166,8 @@ class _Api:
 
     def node(self) -> dict[str, Any]:
         """Return the node's document."""
-        _, found = self._ask("GET", self._path)
-        return found
+        _, document = self._ask("GET", self._path)
+        return document
 
     def patch_node(self, patch: dict[str, Any]) -> bool:
         """Patch the node; return False if the node changed since it was read."""
@@ -243,12 +243,12 @@ class _Api:
             )
         check(response)
         try:
-            found = json.loads(response.body)
+            document = json.loads(response.body)
         except ValueError as error:
             raise DeliveryError("kubernetes.answer", "The answer is no JSON.") from error
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise DeliveryError("kubernetes.answer", "The answer is no object.")
-        return response.status, found
+        return response.status, document
 
     def _at(self) -> str:
         return self.order.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,8 +16,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from app.actions.kinds.kind import ActionKind, AttemptTools, Order
-from app.incidents.held_machines import is_one_node
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order, require_one_node
 from app.platform.outbound import DeliveryError, ReceiverAnswer, excerpt
 
 REASON_CHARACTERS: Final = 400
@@ -41,7 +40,7 @@ class SlurmConfig:
 class NodeState:
     """The state of a node in Slurm."""
 
-    flags: frozenset[str]  # of its state: IDLE, DRAIN…
+    flags: frozenset[str]  # flags of the node's state, such as IDLE and DRAIN
     reason: str
 
     @property
@@ -122,10 +121,7 @@ def _drain(order: Order) -> list[str]:
 
 
 def _look(order: Order, means: AttemptTools) -> NodeState:
-    if not is_one_node(order.node):
-        raise DeliveryError(
-            "action.not_one_node", "The host's name is not that of one node.", permanent=True
-        )
+    require_one_node(order.node)
     return node_state(order.node, _scontrol(means, "show", "node", order.node, "--oneliner"))
 
 
@@ -138,11 +134,11 @@ def _scontrol(means: AttemptTools, *arguments: str) -> str:
     """
     if means.scontrol is None:
         raise DeliveryError("slurm.off", "PACELINE_SLURM_SCONTROL is not set.")
-    known = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:
         done = subprocess.run(  # noqa: S603 - the operator's program, and a list of arguments
             [means.scontrol, *arguments],
-            env={**known, "LC_ALL": "C"},
+            env={**environment, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=means.outbound.left_s(),

@@ -23,7 +23,7 @@ from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
-# Go's zero time: the alert has not ended.
+# Go's zero time, which Alertmanager reads as "not ended".
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -46,17 +46,17 @@ def webhook_body(message: Message) -> dict[str, Any]:
 
 def labels_of(message: Message, alert: Alert) -> dict[str, str]:
     """Return the labels that identify an alert, without empty values, which Alertmanager drops."""
-    found = {
+    labels = {
         "alertname": cause_name(alert.cause),
         "job": alert.job or message.job,
         "cause": alert.cause,
         "severity": alert.severity,
     }
     if alert.where:
-        found["where"] = alert.where
+        labels["where"] = alert.where
     if message.test:
-        found["test"] = "true"
-    return found
+        labels["test"] = "true"
+    return labels
 
 
 def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
@@ -64,13 +64,13 @@ def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
     lines = lines_of(alert, message.at)
     details = [f"{name}: {value}" for name, value in lines.fields]
     named = alert.job or alert.of_many
-    found = {
+    annotations = {
         "summary": lines.summary if named else f"{message.job}: {lines.summary}",
         "description": "\n".join((*details, *lines.evidence)),
         "dashboard": alert.view_url,
         "incident": alert.incident_url,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in annotations.items() if value}
 
 
 def timestamp(at: datetime) -> str:

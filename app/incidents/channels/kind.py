@@ -30,15 +30,15 @@ class Note:
     """A message without incidents to one channel, such as the weekly summary."""
 
     id: UUID
-    """The same on every try."""
+    """Id of the note, the same in every attempt to send it."""
     at: datetime
-    """When it was made."""
+    """Time at which the note was made."""
     title: str
     sections: tuple[Section, ...]
     link: str
-    """Address of its page on the dashboard."""
+    """Address of the page that shows the note's subject."""
     receiver: str
-    """Name of the channel."""
+    """Name of the channel that receives the note."""
     link_text: str = "Open the report"
 
 
@@ -86,14 +86,14 @@ class ChannelKind:
     """A kind of channel."""
 
     name: str
-    title: str  # name for people
+    title: str  # name that users see
     # Type adapter of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
-    secrets: frozenset[str]  # fields that are never shown again
+    secrets: frozenset[str]  # names of secret fields, which no page shows again
     # Sends a message with a configuration; returns the receiver's answer or raises `DeliveryError`.
     send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
     style: DeliveryStyle = PLAIN
-    pictures: bool = False  # whether its messages have the heatmap
+    pictures: bool = False  # whether messages contain the heatmap
     # Sends a note like `send` sends a message; None for kinds without notes, such as pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
     # Whether a digest contains every incident, for receivers that are programs; people get a note

@@ -170,7 +170,7 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
     except (smtplib.SMTPException, OSError) as error:
-        outbound.left_s()  # raises the timeout where the time is over
+        outbound.left_s()  # raises the timeout if the attempt's time is over
         raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
     if refused:
         names = ", ".join(sorted(refused))

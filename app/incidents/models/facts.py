@@ -45,8 +45,8 @@ class Facts:
     # attempt, number: identify the session to users
     attempt: int
     number: int
-    received_at: datetime  # the database's time
-    labels: Mapping[str, str] = field(default_factory=dict)  # of the job's metadata
+    received_at: datetime  # when the session was received, by the database's clock
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels in the job's metadata
     layout: str = ""  # sizes of the job; only sessions of the same sizes are compared
     slowdown: float | None = None
     slowdown_ci95: tuple[float, float] | None = None
@@ -59,9 +59,9 @@ class Facts:
     worst_step: int | None = None  # the training step of the largest slowdown
     fix: VerdictFix | None = None
     headline: Slowdown | None = None  # the slowdown shown first
-    gpus: int = 0  # of the job; 0 in incidents of older versions
-    withheld: KnownLoss | None = None  # cost of the causes where there is no verdict
-    shares: Shares | None = None  # of the time; None in incidents of older versions
+    gpus: int = 0  # number of GPUs of the job; 0 in incidents of older versions
+    withheld: KnownLoss | None = None  # cost of the causes if there is no verdict
+    shares: Shares | None = None  # lost shares of the time; None in incidents of older versions
     # The largest known lost share of the time; None in incidents that older versions stored.
     lost: float | None = None
 
@@ -242,9 +242,10 @@ _NAMED_RANKS: Final = 4
 class Outcome(StrEnum):
     """The outcome of a notice according to the session recorded for it."""
 
-    CONFIRMED = "confirmed"  # slow, by a cause at the place of the notice or by none
-    EXPLAINED = "explained"  # slow, by a cause elsewhere
-    CLEARED = "cleared"  # as fast as before
+    # Slow because of a cause at the place of the notice, or of no known cause
+    CONFIRMED = "confirmed"
+    EXPLAINED = "explained"  # slow because of a cause elsewhere
+    CLEARED = "cleared"  # as fast as before the notice
     UNCONFIRMED = "unconfirmed"  # no conclusive session in time
 
 
@@ -322,7 +323,7 @@ class NoticeFacts:
 
     @property
     def unheard_at(self) -> datetime:
-        """Return the time at which the notice is over if no further data arrive."""
+        """Return the time from which on the notice counts as over if no further data arrive."""
         return self.heard_at + (UNHEARD_STILL if self.stands_still else UNHEARD)
 
     def is_going_on(self, now: datetime) -> bool:
@@ -491,7 +492,9 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
     match condition.kind:
         case "headline":
             if facts.withheld is not None:
-                return _read_lower_bound(condition, facts.withheld.slowdown, facts.leading_cause)
+                # A small lower bound does not prove that the condition is over.
+                bound = _reading(condition, facts.withheld.slowdown, facts.leading_cause)
+                return _UNKNOWN if bound.level is Level.CLEAR else bound
             value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
@@ -500,7 +503,7 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
         case "discrepancy" if facts.known is not None and facts.slowdown is None:
-            # In this case the discrepancy is the cost of the causes, not a fault of the trace.
+            # Without S the discrepancy is the cost of the causes, not a fault of the trace.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
             return _reading(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
@@ -531,11 +534,6 @@ def _reading(condition: Threshold, value: float | None, blamed: SuspectedCause) 
     if value >= condition.clears_below:
         return Reading(Level.BETWEEN, value, (blamed,))
     return Reading(Level.CLEAR, value)
-
-
-def _read_lower_bound(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
-    """Read a lower bound of a value; a small bound does not prove that the condition is over."""
-    return _reading(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
 
 
 def _read_cause(condition: CauseFound, facts: Facts) -> Reading:

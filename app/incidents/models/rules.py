@@ -39,20 +39,21 @@ class Selector:
         tuple[ShortText, ...],
         Field(description="Names; * and ? are wildcards.", examples=["llama-*"]),
     ] = ()
-    """Names with the wildcards ``*`` and ``?``; one of them must match."""
+    """Job names with the wildcards ``*`` and ``?``; a job is selected if one of them matches."""
     labels: Annotated[
         Mapping[ShortText, ShortText],
         Field(description="All of them are required.", examples=[{"project": "vision"}]),
     ] = field(default_factory=dict)
-    """Labels of the job's metadata, all of which must be there; ``project`` and ``owner`` are
-    labels like others."""
+    """Labels that the job's metadata must all have; ``project`` and ``owner`` are labels like
+    others.
+    """
     importance: tuple[Importance, ...] = ()
-    """The label ``importance``: low, normal (also where it is not set), high."""
+    """Values of the label ``importance``: low, normal (also of jobs without that label), high."""
     except_labels: Annotated[
         Mapping[ShortText, ShortText],
         Field(description="Not jobs with any of these.", examples=[{"demo": "true"}]),
     ] = field(default_factory=dict)
-    """Labels that leave a job out: one of them is enough."""
+    """Labels that exclude a job if it has at least one of them."""
 
     def selects(self, job: str, labels: Mapping[str, str]) -> bool:
         """Return whether the selector selects a job."""
@@ -85,9 +86,10 @@ class Threshold:
     ``budget.between_steps`` (share of the time that is lost between steps) or
     ``budget.slow_together`` (share that is lost in steps in which all workers compute slower)."""
     at_least: Positive
-    """Holds from here on."""
+    """The condition holds from this value on."""
     clears_below: Positive
-    """Is over only below this, so that a number on the line does not flap."""
+    """The condition ends only below this value, so that a value near the threshold does not flap.
+    """
 
     def __post_init__(self) -> None:
         if self.clears_below > self.at_least:
@@ -99,10 +101,10 @@ class CauseFound:
     """A cause that the diagnosis found with enough confidence; no confidence never suffices."""
 
     confidence: Share
-    """Holds from here on."""
+    """The condition holds from this confidence on."""
     clears_below: Share
     causes: tuple[ShortText, ...] = ()
-    """Only these; empty: any."""
+    """Names of the causes; empty: any cause."""
     kind: Literal["cause"] = "cause"
 
     def __post_init__(self) -> None:
@@ -115,10 +117,11 @@ class NoData:
     """No session was received for some time."""
 
     minutes: Positive | None = None
-    """So long."""
+    """Minutes without a session."""
     intervals: Positive | None = None
-    """Multiple of the job's typical time between sessions; the longer one counts where both are
-    given."""
+    """Multiple of the job's typical time between sessions; if both limits are given, the longer
+    time counts.
+    """
     kind: Literal["no_data"] = "no_data"
 
     def __post_init__(self) -> None:
@@ -131,7 +134,7 @@ class Hanging:
     """The job hangs, according to hang files of its ranks or to its pulse."""
 
     confidence: Share = 0.5
-    """Of what files say; holds from here on."""
+    """Confidence of a verdict on hang files from which on the condition holds."""
     kind: Literal["hang"] = "hang"
 
 
@@ -140,9 +143,9 @@ class Noticed:
     """The pulse shows slow ranks or a slow job; the incident fires once a session confirms it."""
 
     kinds: tuple[SlowKind, ...] = ()
-    """Only these; empty: any."""
+    """Kinds of notices; empty: any kind."""
     at_once: bool = False
-    """Fires with the notice, without waiting for a session."""
+    """Whether the incident fires with the notice, without waiting for a session."""
     kind: Literal["notice"] = "notice"
 
 
@@ -155,7 +158,7 @@ class Weekly:
 
     weekday: Weekday = "monday"
     hour: Annotated[int, Field(ge=0, le=23, description="In UTC.")] = 7
-    """Of the day in UTC."""
+    """Hour of the day in UTC."""
     kind: Literal["weekly"] = "weekly"
 
     def due(self, now: datetime) -> datetime:
@@ -183,13 +186,13 @@ class Escalation:
     """When an incident becomes critical and notifies more recipients, at most once an incident."""
 
     at_least: Positive | None = None
-    """From this value of the rule's own number on."""
+    """The incident becomes critical from this value of the rule's own number on."""
     gpu_hours_per_hour: Positive | None = None
-    """From this number of GPU-hours on that the job loses in each hour."""
+    """The incident becomes critical once the job loses this number of GPU-hours in each hour."""
     after_minutes: Positive | None = None
-    """Minutes without an acknowledgement."""
+    """The incident becomes critical after this number of minutes without an acknowledgement."""
     channels: tuple[UUID, ...] = ()
-    """Told as well from then on."""
+    """Channels that are notified in addition once the incident is critical."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +205,14 @@ class Rule:
     selector: Selector = Selector()
     enabled: bool = True
     consecutive: Count = 2
-    """Sessions in a row for which the condition holds before anybody is told."""
+    """Number of sessions in a row for which the condition must hold before the incident fires."""
     clear_sessions: Count = 2
-    """Sessions in a row that must be clear of it before it is over."""
+    """Number of sessions in a row without the condition after which the incident ends."""
     severity: Severity = "warning"
     audience: Audience = "on_call"
-    """Recipients: channels of on call, or of the job's owner."""
+    """Whose channels are notified: those on call, or those of the job's owner."""
     channels: tuple[UUID, ...] = ()
-    """Exactly these channels instead of those of the audience."""
+    """Channels that are notified instead of those of the audience; empty: those of the audience."""
     escalation: Escalation | None = None
 
     @property

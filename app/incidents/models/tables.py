@@ -40,7 +40,7 @@ class DeliveryState(StrEnum):
     WAITING = "waiting"
     SENDING = "sending"
     DELIVERED = "delivered"
-    FAILED = "failed"  # given up
+    FAILED = "failed"  # no further attempt is made
     SUPERSEDED = "superseded"  # by newer content, or because nothing was left to send
 
     UNDERWAY = nonmember((WAITING, SENDING))

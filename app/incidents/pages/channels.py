@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 
+from markupsafe import Markup, escape
+
 from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, Tally
 from app.incidents.channel_settings import Undelivered
 from app.incidents.channel_writes import MOST_MESSAGES, RATE_LIMIT
-from app.incidents.channels.kind import ChannelKind
 from app.incidents.channels.registry import KINDS
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import view_url
@@ -23,34 +24,49 @@ from app.incidents.pages.parts import AUDIENCES, dead_channels, failure_text
 from app.incidents.routing import SELECTOR
 from app.incidents.text import lines_of
 from app.incidents.views import IncidentLife
+from app.web import html, moments
 from app.web.format import age, count, listing, plural
 from app.web.forms import Field, fields_of
 from app.web.parts import StateLabel
+from app.web.tables import Drawn, Shown, Table, drawn
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelHealth:
-    """A row of the short table of channels."""
+def health_table(
+    channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Tally], now: datetime
+) -> Drawn:
+    """Return the short table of channels, with their deliveries of the last 24 hours."""
 
-    name: str
-    url: str
-    dead: bool
-    sent: int
-    waiting: int
-    failed: int
-    answer: str
+    def name(channel: ChannelView) -> object:
+        dead = bool(dead_channels([channel]))
+        return html.glyph("fail", channel.name) if dead else channel.name
+
+    return drawn(
+        (
+            Shown(
+                "Channel",
+                lambda channel: html.link(f"/channels/{channel.id}", name(channel), plain=True),
+                of_cells="grow",
+            ),
+            *_counts(tallies, "num"),
+            Shown(
+                "Last answer",
+                lambda channel: last_answer(channel, tallies.get(channel.id), now),
+                of_cells="muted grow",
+            ),
+        ),
+        channels,
+        csv="/channels.csv",
+    )
 
 
-def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelHealth:
-    """Return the health of a channel; no tally means that no message was sent to it."""
-    return ChannelHealth(
-        name=channel.name,
-        url=f"/channels/{channel.id}",
-        dead=bool(dead_channels([channel])),
-        sent=tally.delivered if tally else 0,
-        waiting=channel.waiting,
-        failed=tally.failed if tally else 0,
-        answer=last_answer(channel, tally, now),
+def _counts(
+    tallies: Mapping[uuid.UUID, Tally], classes: str
+) -> tuple[Shown[ChannelView], Shown[ChannelView], Shown[ChannelView]]:
+    none = Tally(0, 0)
+    return (
+        Shown("Sent", lambda channel: tallies.get(channel.id, none).delivered, classes=classes),
+        Shown("Waiting", lambda channel: channel.waiting, classes=classes),
+        Shown("Failed", lambda channel: tallies.get(channel.id, none).failed, classes=classes),
     )
 
 
@@ -103,19 +119,6 @@ class MessageText:
     view_url: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryLine:
-    """A row of the table of an incident's deliveries."""
-
-    id: uuid.UUID
-    channel: str
-    state: StateLabel
-    attempts: str
-    answer: str
-    at: datetime
-    failed: bool
-
-
 def latest_message(life: IncidentLife) -> MessageText | None:
     """Return the text of the latest message about an incident."""
     for sent in life.deliveries:
@@ -164,19 +167,52 @@ def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[st
     return "A superseded message", "A newer message was due before it was sent"
 
 
-def delivery_line(sent: DeliveryRow) -> DeliveryLine:
-    """Return a table row with the delivery and the receiver's answer."""
+def deliveries_table(deliveries: Sequence[DeliveryRow], now: datetime, *, csv: str) -> Drawn:
+    """Return the table of an incident's deliveries, with the answers of the receivers."""
+    return drawn(
+        (
+            Shown("Channel", lambda sent: sent.channel, of_cells="grow"),
+            Shown("State", lambda sent: html.state(DELIVERY_STATES[sent.state]), of_cells="nowrap"),
+            Shown(
+                "Last answer",
+                _answer,
+                of_cells="grow muted",
+                title=lambda sent: f"{sent.id}, {_attempts(sent)}",
+            ),
+            Shown(
+                "When",
+                lambda sent: moments.ago(sent.finished_at or sent.created_at, now),
+                classes="num",
+            ),
+        ),
+        deliveries,
+        csv=csv,
+        classes="plain deliveries",
+    )
+
+
+def _attempts(sent: DeliveryRow) -> str:
+    return plural(sent.attempt, "try", "tries") if sent.attempt else "not tried yet"
+
+
+def _answer(sent: DeliveryRow) -> object:
     words = failure_text(sent.error, sent.answer)
-    status = "" if sent.answer_status is None else str(sent.answer_status)
-    answer = words if sent.error else " ".join(part for part in (status, words) if part)
-    return DeliveryLine(
-        id=sent.id,
-        channel=sent.channel,
-        state=DELIVERY_STATES[sent.state],
-        attempts=plural(sent.attempt, "try", "tries") if sent.attempt else "not tried yet",
-        answer=answer,
-        at=sent.finished_at or sent.created_at,
-        failed=sent.state == DeliveryState.FAILED,
+    status = "" if sent.error or sent.answer_status is None else str(sent.answer_status)
+    answer = " ".join(filter(None, (status, words))) or _attempts(sent)
+    if sent.state != DeliveryState.FAILED:
+        return answer
+    return html.join((answer, " ", _replay_button(sent.id)))
+
+
+def _replay_button(delivery: uuid.UUID, label: str = "") -> Markup:
+    return html.element(
+        "button",
+        "Send again",
+        type="button",
+        class_="link operates",
+        data_replay=str(delivery),
+        aria_label=label,
+        disabled=True,
     )
 
 
@@ -197,23 +233,6 @@ RETRYING: Final = StateLabel("wait", "Retrying", 1)
 ALIVE: Final = StateLabel("done", "Alive", 2)
 UNUSED: Final = StateLabel("ok", "Not used yet", 2, quiet=True)
 DISABLED: Final = StateLabel("silenced", "Disabled", 3, quiet=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelLine:
-    """A channel in the list."""
-
-    id: uuid.UUID
-    url: str
-    name: str
-    state: StateLabel
-    about: str
-    sent: int
-    waiting: int
-    failed: int
-    answer: str
-    last_success_at: datetime | None
-    chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,21 +272,6 @@ class ChosenChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class LostLine:
-    """A row of the table of deliveries that did not arrive."""
-
-    id: uuid.UUID
-    channel: str
-    job: str
-    title: str
-    state: StateLabel
-    answer: str
-    next_attempt: str
-    created_at: datetime
-    can_replay: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ChannelsPage:
     """The content of the page; `version` changes with all content except ages."""
 
@@ -276,13 +280,12 @@ class ChannelsPage:
     heading: str
     states: Sequence[tuple[StateLabel, str]]
     list_title: str
-    lines: Sequence[ChannelLine]
+    table: Drawn
     selected: bool
     chosen: ChosenChannel | None
     form: ChannelForm
     lost_title: str
-    lost: Sequence[LostLine]
-    lost_csv: str
+    lost: Drawn
     version: str
 
 
@@ -307,8 +310,7 @@ def channels_page(  # noqa: PLR0913 - all data of the page
     """
     channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
     chosen = None if adding else selected or next(iter(channels), None)
-    lines = [_line(channel, tallies.get(channel.id), now, chosen) for channel in channels]
-    counted = Counter(line.state for line in lines)
+    counted = Counter(map(channel_state, channels))
     parts: list[object] = [
         (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
         for c in channels
@@ -321,17 +323,26 @@ def channels_page(  # noqa: PLR0913 - all data of the page
         if (chosen is None and (kind.name != "apprise" or apprise))
         or (chosen is not None and kind.name == chosen.kind)
     ]
+    title = "Add a channel" if adding else f"Channels: {channels_title(channels)}"
+    if selected is not None:
+        title = f"Channel {selected.name}: {channel_state(selected).word.lower()}"
     selector = None if chosen is None else SELECTOR.dump_python(chosen.selector, mode="json")
     return ChannelsPage(
         now=now,
-        title=_title(selected, channels, adding=adding),
+        title=title,
         heading=_heading(channels),
         states=[
             (state, f"{number} {state.word.lower()}")
             for state, number in sorted(counted.items(), key=lambda item: item[0].order)
         ],
         list_title=plural(len(channels), "channel") if channels else "No channel yet",
-        lines=lines,
+        table=drawn(
+            _columns(tallies, now, chosen),
+            channels,
+            csv="/channels.csv",
+            classes="inc channels",
+            attributes=lambda channel: {"aria-selected": "true"} if channel == chosen else {},
+        ),
         selected=adding or selected is not None,
         chosen=None if chosen is None else _chosen(chosen, tallies.get(chosen.id), now),
         form=ChannelForm(
@@ -339,14 +350,32 @@ def channels_page(  # noqa: PLR0913 - all data of the page
             name=chosen.name if chosen else "",
             audience=chosen.audience if chosen else "on_call",
             audiences=AUDIENCES,
-            kinds=[_kind_form(kind, chosen) for kind in kinds],
+            kinds=[
+                KindForm(
+                    kind.name,
+                    kind.title,
+                    fields_of(
+                        kind.config,
+                        "config",
+                        values=None if chosen is None else chosen.config,
+                        secrets=kind.secrets,
+                        stored=None if chosen is None else chosen.secrets,
+                        prefix=f"{kind.name}-",
+                    ),
+                )
+                for kind in kinds
+            ],
             rate_limit=chosen.rate_limit if chosen else RATE_LIMIT,
             most_messages=MOST_MESSAGES,
             selector=fields_of(SELECTOR, "selector", values=selector),
         ),
         lost_title=_lost_title(*lost, selected),
-        lost=[_lost_line(item, now) for item in lost[0]],
-        lost_csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
+        lost=drawn(
+            _lost_columns(now),
+            lost[0],
+            csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
+            classes="inc",
+        ),
         version=uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex,
     )
 
@@ -367,12 +396,6 @@ def kind_title(kind: str) -> str:
     return KINDS[kind].title if kind in KINDS else kind
 
 
-def _title(selected: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
-    if selected is not None:
-        return f"Channel {selected.name}: {channel_state(selected).word.lower()}"
-    return "Add a channel" if adding else f"Channels: {channels_title(channels)}"
-
-
 def _heading(channels: Sequence[ChannelView]) -> str:
     gone = dead_channels(channels)
     if len(gone) == 1:
@@ -385,21 +408,52 @@ def _heading(channels: Sequence[ChannelView]) -> str:
     return f"{plural(heard, 'channel')} {'receives' if heard == 1 else 'receive'} incidents"
 
 
-def _line(
-    channel: ChannelView, tally: Tally | None, now: datetime, chosen: ChannelView | None
-) -> ChannelLine:
-    return ChannelLine(
-        id=channel.id,
-        url=f"/channels/{channel.id}",
-        name=channel.name,
-        state=channel_state(channel),
-        about=" · ".join([kind_title(channel.kind), AUDIENCES[channel.audience], *_jobs(channel)]),
-        sent=tally.delivered if tally else 0,
-        waiting=channel.waiting,
-        failed=tally.failed if tally else 0,
-        answer=last_answer(channel, tally, now),
-        last_success_at=channel.last_success_at,
-        chosen=chosen is not None and channel.id == chosen.id,
+def _columns(
+    tallies: Mapping[uuid.UUID, Tally], now: datetime, chosen: ChannelView | None
+) -> tuple[Shown[ChannelView], ...]:
+    def answer(channel: ChannelView) -> str:
+        return last_answer(channel, tallies.get(channel.id), now)
+
+    def name(channel: ChannelView) -> Markup:
+        about = [kind_title(channel.kind), AUDIENCES[channel.audience], *_jobs(channel)]
+        return html.join(
+            (
+                html.element(
+                    "a",
+                    channel.name,
+                    href=f"/channels/{channel.id}",
+                    aria_current="true" if channel == chosen else "",
+                ),
+                html.note(" · ".join(about)),
+                html.narrow(answer(channel)),
+                html.element("span", class_="result", id=f"result-{channel.id}", role="status"),
+            )
+        )
+
+    def last_success(channel: ChannelView) -> Markup:
+        at = channel.last_success_at
+        return html.muted("none") if at is None else moments.ago(at, now)
+
+    return (
+        Shown("State", lambda channel: html.state(channel_state(channel))),
+        Shown("Channel", name, of_cells="grow"),
+        *_counts(tallies, "num opt"),
+        Shown("Last answer", answer, classes="opt", of_cells="grow muted"),
+        Shown("Last success", last_success, classes="num"),
+        Shown(html.element("span", "Test", class_="vh"), _test_button, of_cells="num"),
+    )
+
+
+def _test_button(channel: ChannelView) -> Markup:
+    return html.element(
+        "button",
+        "Test",
+        type="button",
+        class_="link operates",
+        data_test=str(channel.id),
+        data_result=f"result-{channel.id}",
+        aria_label=f"Test {channel.name}",
+        disabled=True,
     )
 
 
@@ -427,23 +481,11 @@ def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenC
     )
 
 
-def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
-    fields = fields_of(
-        kind.config,
-        "config",
-        values=None if channel is None else channel.config,
-        secrets=kind.secrets,
-        stored=channel.secrets if channel else None,
-        prefix=f"{kind.name}-",
-    )
-    return KindForm(kind.name, kind.title, fields)
-
-
-def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
+def _lost_title(listed: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
     to = f" to {selected.name}" if selected else ""
     if not total:
         return f"Every message{to} of the last 7 days arrived"
-    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in found)
+    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in listed)
     parts = [
         text
         for text in (
@@ -453,29 +495,59 @@ def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView 
         if text
     ]
     text = f"Messages{to}: {', '.join(parts)}"
-    return text if len(found) >= total else f"{text}; the newest {len(found)} of {count(total)}"
+    return text if len(listed) >= total else f"{text}; the newest {len(listed)} of {count(total)}"
 
 
-def _lost_line(item: Undelivered, now: datetime) -> LostLine:
-    delivery = item.delivery
-    answer = failure_text(delivery.error, delivery.answer) or "not tried yet"
-    if item.overtaken and delivery.state == DeliveryState.FAILED:
-        answer = f"{answer.removesuffix('.')}. A later message was sent."
-    return LostLine(
-        id=delivery.id,
-        channel=delivery.channel,
-        job=delivery.job,
-        title=delivery.title or "its text is fixed when it is sent",
-        state=DELIVERY_STATES[delivery.state],
-        answer=answer,
-        next_attempt=_next_attempt(delivery.next_attempt_at, now),
-        created_at=delivery.created_at,
-        can_replay=item.can_replay,
+def _lost_columns(now: datetime) -> tuple[Shown[Undelivered], ...]:
+    def message(item: Undelivered) -> Markup:
+        sent = item.delivery
+        title = sent.title or "its text is fixed when it is sent"
+        job = html.join((sent.job, " ", html.muted(f"to {sent.channel}")))
+        return job + html.note(title) + html.narrow(_lost_answer(item))
+
+    def answer(item: Undelivered) -> Markup:
+        at = item.delivery.next_attempt_at
+        if at is None:
+            return escape(_lost_answer(item))
+        left_s = (at - now).total_seconds()
+        due = f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
+        return html.join((_lost_answer(item), html.note(due)))
+
+    def replay(item: Undelivered) -> Markup:
+        sent = item.delivery
+        label = f"Send again: the message of {sent.job} to {sent.channel}"
+        return _replay_button(sent.id, label) if item.can_replay else html.NOTHING
+
+    return (
+        Shown("State", lambda item: html.state(DELIVERY_STATES[item.delivery.state])),
+        Shown("Message", message, of_cells="grow"),
+        Shown("Last answer", answer, classes="opt", of_cells="grow muted"),
+        Shown("Since", lambda item: moments.ago(item.delivery.created_at, now), classes="num"),
+        Shown(html.element("span", "Replay", class_="vh"), replay, of_cells="num said-here"),
     )
 
 
-def _next_attempt(at: datetime | None, now: datetime) -> str:
-    if at is None:
-        return ""
-    left_s = (at - now).total_seconds()
-    return f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
+def _lost_answer(item: Undelivered) -> str:
+    answer = failure_text(item.delivery.error, item.delivery.answer) or "not tried yet"
+    if item.overtaken and item.delivery.state == DeliveryState.FAILED:
+        return f"{answer.removesuffix('.')}. A later message was sent."
+    return answer
+
+
+def channels_csv(channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Tally]) -> Table:
+    """Return the table of channels, without their configurations, which hold secrets."""
+    names = (
+        *("id", "name", "kind", "audience", "enabled", "rate_limit", "disabled_reason"),
+        *("failures", "last_error", "last_failure_at", "last_success_at", "waiting", "created_at"),
+    )
+    with_tallies = ((tallies.get(channel.id), channel) for channel in channels)
+    return Table(
+        (*names, "delivered_24h", "failed_24h"),
+        (
+            (
+                *(getattr(channel, name) for name in names),
+                *((tally.delivered, tally.failed) if tally else (0, 0)),
+            )
+            for tally, channel in with_tallies
+        ),
+    )

@@ -6,32 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.analysis.wording import hours
+from markupsafe import Markup
+
 from app.incidents.everywhere import OpenEverywhere
-from app.incidents.pages.parts import STATES, fired_or_opened, headline, labels
+from app.incidents.pages.list import hours_if_known
+from app.incidents.pages.parts import (
+    STATES,
+    fired_or_opened,
+    headline,
+    labels,
+    measured_slowdown,
+)
 from app.incidents.reads import IncidentRow
-from app.web.format import heat_color, plural, times
+from app.web import html, moments
+from app.web.format import plural
 from app.web.links import Address
-from app.web.parts import StateLabel
 from app.web.project_paths import prefix_of
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedLine:
-    """A table row: an incident and its project."""
-
-    project: str
-    url: str
-    job: str
-    severity: str
-    lost: str
-    assignee: str
-    state: StateLabel
-    headline: str
-    labels: str
-    slowdown: str
-    color: str
-    since: datetime
+from app.web.tables import Drawn, Shown, drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +31,16 @@ class JoinedPage:
 
     heading: str
     note: str
-    lines: Sequence[JoinedLine]
+    table: Drawn
     projects: Sequence[str]
     project: str
-    csv: str
     path: str
     administers: bool
 
 
-def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> JoinedPage:
+def joined_page(
+    incidents: OpenEverywhere, path: str, now: datetime, *, administers: bool
+) -> JoinedPage:
     """Return the page of open incidents of several projects.
 
     Parameters
@@ -56,44 +48,66 @@ def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> Joine
     administers : bool
         Whether it is the page of the installation, with all projects.
     """
-    projects = {project for project, _ in found.rows}
-    where = f"project {found.project}" if found.project else "any project"
+    projects = {project for project, _ in incidents.rows}
+    where = f"project {incidents.project}" if incidents.project else "any project"
     heading = f"No incident is open in {where}"
-    if found.rows:
-        incidents = plural(found.count, "open incident")
-        within = where if found.project else plural(len(projects), "project")
-        heading = f"{incidents} in {within}"
+    if incidents.rows:
+        number = plural(incidents.count, "open incident")
+        within = where if incidents.project else plural(len(projects), "project")
+        heading = f"{number} in {within}"
     note = "Severity first, then GPU-hours lost each hour; each opens in its project"
-    if len(found.rows) < found.count:
-        note += f"; the first {len(found.rows)} of them"
+    if len(incidents.rows) < incidents.count:
+        note += f"; the first {len(incidents.rows)} of them"
     return JoinedPage(
         heading,
         note,
-        [_line(project, row) for project, row in found.rows],
+        drawn(
+            _columns(now),
+            incidents.rows,
+            csv=Address(f"{path}.csv", {"project": incidents.project}).but(),
+            classes="inc",
+        ),
         # The requested project is a choice even if it does not exist.
-        projects=sorted({*found.projects, found.project} - {""}),
-        project=found.project,
-        csv=Address(f"{path}.csv", {"project": found.project}).but(),
+        projects=sorted({*incidents.projects, incidents.project} - {""}),
+        project=incidents.project,
         path=path,
         administers=administers,
     )
 
 
-def _line(project: str, row: IncidentRow) -> JoinedLine:
-    incident, facts = row.incident, row.incident.facts
-    rate = facts.lost_each_hour if facts else None
-    slowdown = facts.headline.slowdown if facts and facts.headline else None
-    return JoinedLine(
-        project=project,
-        url=f"{prefix_of(project)}/incidents/{incident.id}",
-        job=row.job,
-        severity=incident.severity,
-        lost="" if rate is None else hours(rate),
-        assignee=row.assignee or "not assigned",
-        state=STATES[incident.state],
-        headline=headline(incident),
-        labels=labels(facts),
-        slowdown="none" if slowdown is None else times(slowdown),
-        color="" if slowdown is None else heat_color(slowdown),
-        since=fired_or_opened(incident),
+def _columns(now: datetime) -> tuple[Shown[tuple[str, IncidentRow]], ...]:
+    def job(project: str, row: IncidentRow) -> Markup:
+        url = f"{prefix_of(project)}/incidents/{row.incident.id}"
+        named = labels(row.incident.facts)
+        note = html.note(headline(row.incident), f" · {named}" if named else "")
+        return html.link(url, row.job) + note
+
+    def lost(row: IncidentRow) -> str:
+        return hours_if_known(row.incident.facts.lost_each_hour if row.incident.facts else None)
+
+    return (
+        Shown("Severity", lambda pair: html.severity(pair[1].incident.severity), classes="opt"),
+        Shown("State", lambda pair: html.state(STATES[pair[1].incident.state])),
+        Shown(
+            "Project",
+            lambda pair: html.link(f"{prefix_of(pair[0])}/incidents", pair[0], plain=True),
+        ),
+        Shown("Job and cause", lambda pair: job(*pair), of_cells="grow"),
+        Shown(
+            "Slowdown",
+            lambda pair: html.slowdown(measured_slowdown(pair[1].incident.facts)),
+            classes="num opt",
+        ),
+        Shown("Lost each hour", lambda pair: lost(pair[1]), classes="num"),
+        Shown(
+            "Since",
+            lambda pair: moments.ago(fired_or_opened(pair[1].incident), now),
+            classes="num opt",
+        ),
+        Shown(
+            "Assignee",
+            lambda pair: pair[1].assignee or "not assigned",
+            classes="opt w3",
+            of_cells="muted",
+        ),
     )

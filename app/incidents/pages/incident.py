@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from markupsafe import Markup
-
 from app.actions.listed import MachineActions
 from app.actions.pages import machine_lines
 from app.analysis.diagnosis.causes.registry import blames_machine
@@ -20,48 +18,30 @@ from app.fixes.pages import AppliedFixes, applied_fixes
 from app.incidents.channel_reads import ChannelView, Tally
 from app.incidents.everywhere import Onset
 from app.incidents.grouping import Status
-from app.incidents.message import Alert, cause_name
-from app.incidents.models.facts import NO_DATA_CAUSE, Facts
+from app.incidents.message import Alert
 from app.incidents.models.tables import IncidentState
-from app.incidents.pages.channels import ChannelHealth, channels_title, health
+from app.incidents.pages.channels import channels_title, health_table
 from app.incidents.pages.life import ChosenIncident, chosen_incident
 from app.incidents.pages.list import (
-    OVER,
     PATH,
     FilterBar,
-    IncidentLine,
     IncidentsQuery,
-    InsideLine,
-    OverLine,
     filter_bar,
-    open_columns,
-    open_lines,
-    over_attributes,
+    open_table,
+    over_table,
+    page_url,
 )
-from app.incidents.pages.parts import (
-    STATES,
-    dead_channels,
-    fired_or_opened,
-    gain_text,
-    headline,
-    job_count,
-    labels,
-    lost_each_hour,
-    member_rows,
-    silent_together_title,
-    state_context,
-    title_of,
-)
-from app.incidents.reads import INCIDENTS, IncidentRow
+from app.incidents.pages.parts import STATES, dead_channels, member_rows, title_of
+from app.incidents.reads import IncidentRow, InsideRow
 from app.incidents.text import lines_of
 from app.incidents.triage import Evidence
-from app.incidents.views import IncidentLife, Incidents, ResolvedIncident
+from app.incidents.views import IncidentLife, Incidents
 from app.plans.of_session import Remedies, remedies
 from app.platform.database.unit_of_work import Reads
-from app.web.format import age, count, heat_color, percent, plural, times
+from app.web.format import count, percent, plural, times
 from app.web.moments import plain
 from app.web.parts import StateLabel
-from app.web.tables import Drawn, drawn, sorted_by
+from app.web.tables import Drawn
 
 WARNING: Final = StateLabel("warn", "", 0)
 
@@ -89,24 +69,22 @@ class IncidentsPage:
     filters: FilterBar
     list_title: str
     list_note: str
-    lines: Sequence[IncidentLine]
     previous_url: str
     next_url: str
     over_title: str
-    over: Sequence[OverLine]
     # Whether the page lists only resolved incidents
     over_alone: bool
     chosen: ChosenIncident | None
     selected: bool
     channels_title: str
-    channels: Sequence[ChannelHealth]
+    channels: Drawn
     version: str
     table: Drawn
     over_table: Drawn
 
 
 def incidents_page(  # noqa: PLR0913 - all data of the page
-    found: Incidents,
+    listed: Incidents,
     life: IncidentLife | None,
     channels: Sequence[ChannelView],
     tallies: Mapping[uuid.UUID, Tally],
@@ -128,62 +106,49 @@ def incidents_page(  # noqa: PLR0913 - all data of the page
         Whether the address names the selected incident.
     """
     chosen_id = life.view.row.incident.id if life else None
-    fire = found.counts.get(IncidentState.FIRING, 0)
+    fire = listed.counts.get(IncidentState.FIRING, 0)
     short = f"{count(fire)} firing" if fire else "none firing"
-    if query.narrowed or found.filtered.over:
-        short = f"{count(found.total)} found"
-    number, shown, files = found.number, open_columns(found.now), query.address("/incidents.csv")
-    lines = [_line(row, found, chosen_id, query) for row in found.present]
-    over = [_over(item, chosen_id, query) for item in found.over]
+    if query.narrowed or listed.filtered.over:
+        short = f"{count(listed.total)} found"
+    number, files = listed.number, query.address("/incidents.csv")
     title = f"Incidents: {short}"
     if life is not None and chosen:
         word = STATES[life.view.row.incident.state].word.lower()
         title = f"{title_of(life.view.row)}, {word} ({short})"
     return IncidentsPage(
-        now=found.now,
+        now=listed.now,
         title=title,
-        heading=_heading(found, narrowed=query.narrowed),
-        states=_states(found, channels),
-        filters=filter_bar(query, found),
-        list_title=_list_title(found),
-        list_note=_list_note(found, query),
-        lines=lines,
-        previous_url=_page_url(PATH, query, number - 1) if number > 1 else "",
-        next_url=_page_url(PATH, query, number + 1) if number < found.pages else "",
-        over_title=_over_title(found),
-        over=over,
-        over_alone=found.filtered.over,
+        heading=_heading(listed, narrowed=query.narrowed),
+        states=_states(listed, channels),
+        filters=filter_bar(query, listed),
+        list_title=_list_title(listed),
+        list_note=_list_note(listed, query),
+        previous_url=page_url(PATH, query, number - 1) if number > 1 else "",
+        next_url=page_url(PATH, query, number + 1) if number < listed.pages else "",
+        over_title=_over_title(listed),
+        over_alone=listed.filtered.over,
         chosen=None if life is None else chosen_incident(life, channels, onset, doing),
         selected=chosen and life is not None,
         channels_title=channels_title(channels),
-        channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
-        version=_version(found, life, channels, doing),
-        table=Drawn(
-            files.but(),
-            "inc tri",
-            sorted_by(INCIDENTS, shown, query.address()),
-            open_lines(shown, lines),
-        ),
-        over_table=drawn(
-            OVER,
-            over,
-            csv=files.but(state=IncidentState.RESOLVED.value),
-            classes="inc",
-            attributes=over_attributes,
+        channels=health_table(channels, tallies, listed.now),
+        version=_version(listed, life, channels, doing),
+        table=open_table(listed, query, chosen_id, csv=files.but()),
+        over_table=over_table(
+            listed, query, chosen_id, csv=files.but(state=IncidentState.RESOLVED.value)
         ),
     )
 
 
-def first_of(found: Incidents) -> uuid.UUID | None:
+def first_of(listed: Incidents) -> uuid.UUID | None:
     """Return the list's first incident, shown if the address names none; None if it is empty."""
-    rows = [item.row for item in found.over] if found.filtered.over else found.present
+    rows = [item.row for item in listed.over] if listed.filtered.over else listed.present
     return rows[0].incident.id if rows else None
 
 
-def _heading(found: Incidents, *, narrowed: bool) -> str:
-    fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
+def _heading(listed: Incidents, *, narrowed: bool) -> str:
+    fire, total = listed.counts.get(IncidentState.FIRING, 0), sum(listed.counts.values())
     matching = "matching " if narrowed else ""
-    if found.filtered.over:
+    if listed.filtered.over:
         return f"{plural(total, f'{matching}incident')} {'is' if total == 1 else 'are'} over"
     if not total:
         return "No open incident matches" if narrowed else "No incident is open"
@@ -191,59 +156,61 @@ def _heading(found: Incidents, *, narrowed: bool) -> str:
         return f"Nothing {matching}fires; {plural(total, f'{matching}incident')} open"
     verb, costs = ("fires", "costs") if fire == 1 else ("fire", "cost")
     subject = plural(fire, f"{matching}incident")
-    lost = found.lost.get(IncidentState.FIRING)
+    lost = listed.lost.get(IncidentState.FIRING)
     if lost is None:
         return f"{subject} {verb}"
     return f"{subject} {verb} and {costs} {hours(lost.hourly)} GPU-hours each hour"
 
 
-def _list_title(found: Incidents) -> str:
-    if not found.present:
+def _list_title(listed: Incidents) -> str:
+    if not listed.present:
         return "Nothing to list"
-    total = sum(found.counts.values())
-    if found.filtered.state is not None:
-        return f"{count(found.total)} {STATES[found.filtered.state].word.lower()} of {count(total)}"
-    text = f"{count(found.counts.get(IncidentState.FIRING, 0))} firing of {count(total)} open"
-    lost = found.lost.get(IncidentState.FIRING)
+    total = sum(listed.counts.values())
+    if listed.filtered.state is not None:
+        return (
+            f"{count(listed.total)} {STATES[listed.filtered.state].word.lower()} of {count(total)}"
+        )
+    text = f"{count(listed.counts.get(IncidentState.FIRING, 0))} firing of {count(total)} open"
+    lost = listed.lost.get(IncidentState.FIRING)
     if lost and lost.jobs > 1 and lost.hourly > 0 and lost.most / lost.hourly >= NAMED_SHARE:
         text += f"; {lost.job} loses {percent(lost.most / lost.hourly, 0)} of the hours"
     return text
 
 
-def _list_note(found: Incidents, query: IncidentsQuery) -> str:
+def _list_note(listed: Incidents, query: IncidentsQuery) -> str:
     """Return a sentence on the list's order, and on the part of the list that is shown."""
-    if not found.present and query.narrowed:
+    if not listed.present and query.narrowed:
         return "Try other words or fewer conditions"
-    if not found.present:
+    if not listed.present:
         return "An incident opens when the condition of an alert rule holds for a job"
     text = "Severity first, then firing ones, then GPU-hours that the job loses each hour"
     if query.sort:
         text = f"By {SORTED[query.sort.removeprefix('-')]}"
-    shown = len(found.present)
-    if shown < found.total:
-        first = found.size * (found.number - 1) + 1
-        text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
-    if any(row.inside for row in found.present):
+    shown = len(listed.present)
+    if shown < listed.total:
+        first = listed.size * (listed.number - 1) + 1
+        text += f"; {count(first)} to {count(first + shown - 1)} of {count(listed.total)}"
+    if any(row.inside for row in listed.present):
         text += "; jobs on one slow machine, or silent together, are one incident"
     return text
 
 
-def _over_title(found: Incidents) -> str:
-    shown = len(found.over)
-    if found.filtered.over:
-        text = f"{plural(found.total, 'incident')} over"
-        first = found.size * (found.number - 1) + 1
+def _over_title(listed: Incidents) -> str:
+    shown = len(listed.over)
+    if listed.filtered.over:
+        text = f"{plural(listed.total, 'incident')} over"
+        first = listed.size * (listed.number - 1) + 1
         of = f"; {count(first)} to {count(first + shown - 1)}"
-        return f"{text}{of}" if shown < found.total else text
-    text = f"{plural(found.over_count, 'incident')} ended in the last 7 days"
-    return text if shown >= found.over_count else f"{text}; the latest {shown}"
+        return f"{text}{of}" if shown < listed.total else text
+    text = f"{plural(listed.over_count, 'incident')} ended in the last 7 days"
+    return text if shown >= listed.over_count else f"{text}; the latest {shown}"
 
 
-def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
+def _states(listed: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
     states = [
-        (label, f"{count(found.counts[state])} {label.word.lower()}")
+        (label, f"{count(listed.counts[state])} {label.word.lower()}")
         for state, label in STATES.items()
-        if found.counts.get(state)
+        if listed.counts.get(state)
     ]
     dead_count = len(dead_channels(channels))
     if dead_count:
@@ -255,7 +222,7 @@ def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[Sta
 
 
 def _version(
-    found: Incidents,
+    listed: Incidents,
     life: IncidentLife | None,
     channels: Sequence[ChannelView],
     doing: MachineActions | None,
@@ -269,9 +236,9 @@ def _version(
             row.assignee,
             [(member.id, member.state) for member in row.inside],
         )
-        for row in found.present
+        for row in listed.present
     ]
-    parts += [sorted(found.counts.items()), found.over_count]
+    parts += [sorted(listed.counts.items()), listed.over_count]
     parts += [(channel.id, channel.enabled, channel.failures) for channel in channels]
     if life is not None:
         parts += [len(life.view.events), len(life.view.comments)]
@@ -279,83 +246,6 @@ def _version(
     if doing is not None:
         parts += machine_lines(doing)
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
-
-
-def _line(
-    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
-) -> IncidentLine:
-    incident, facts = row.incident, row.incident.facts
-    slowdown, rate = _slowdown(facts), lost_each_hour(row)
-    fix = facts.fix if facts else None
-    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
-    state_detail = state_context(incident, found.now) if by_a_person else ""
-    on_machine = not silent_together_title(row)
-    return IncidentLine(
-        id=incident.id,
-        url=_page_url(f"{PATH}/{incident.id}", query, found.number),
-        job=row.job,
-        severity=incident.severity,
-        state=STATES[incident.state],
-        headline=silent_together_title(row) or headline(incident),
-        labels=Markup(" · ").join(part for part in (state_detail, labels(facts)) if part),
-        slowdown="none" if slowdown is None else times(slowdown),
-        color="" if slowdown is None else heat_color(slowdown),
-        lost="" if rate is None else hours(rate),
-        fix=fix.title if fix else "",
-        gain=gain_text(fix.gain) if fix else "",
-        since=fired_or_opened(incident),
-        assignee=row.assignee or "not assigned",
-        chosen=incident.id == chosen,
-        jobs=job_count(row),
-        inside=[
-            InsideLine(
-                url=_page_url(f"{PATH}/{one.id}", query, found.number),
-                job=one.job,
-                headline=cause_name(one.cause) + (", on the same machine" if on_machine else ""),
-                state=STATES[one.state],
-                slowdown="none" if one.slowdown is None else times(one.slowdown),
-                color="" if one.slowdown is None else heat_color(one.slowdown),
-                lost="" if one.lost is None else hours(one.lost),
-            )
-            for one in member_rows(row)
-        ],
-    )
-
-
-def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
-    return query.address(path).but(page=number if number > 1 else None)
-
-
-def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
-    incident, before = item.row.incident, item.row.incident.facts
-    # The slowdowns before and after the silence of a job are not comparable.
-    after = None if incident.cause == NO_DATA_CAUSE else item.after
-    fix = before.fix if before else None
-    slow_before, slow_after = _slowdown(before), _slowdown(after)
-    saved = (
-        1 - after.step_time_s / before.step_time_s
-        if before and after and before.step_time_s and after.step_time_s
-        else None
-    )
-    ended = incident.resolved_at or incident.opened_at
-    return OverLine(
-        url=_page_url(f"{PATH}/{incident.id}", query, query.number if query.filtered.over else 1),
-        job=item.row.job,
-        headline=headline(incident),
-        before="" if slow_before is None else times(slow_before),
-        after="" if slow_after is None else times(slow_after),
-        fix=fix.title if fix else "",
-        predicted=gain_text(fix.gain) if fix else "",
-        measured="" if saved is None else gain_text(saved),
-        lasted=age((ended - fired_or_opened(incident)).total_seconds()),
-        resolved_at=ended,
-        chosen=incident.id == chosen,
-        compare_url=f"/compare?incident={incident.id}",
-    )
-
-
-def _slowdown(facts: Facts | None) -> float | None:
-    return facts.headline.slowdown if facts and facts.headline else None
 
 
 def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
@@ -370,9 +260,9 @@ def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
     )
 
 
-def fixes_of(found: Remedies, url: str, now: datetime) -> AppliedFixes:
+def fixes_of(job_remedies: Remedies, url: str, now: datetime) -> AppliedFixes:
     """Return the table of applied fixes, with the accuracy of their predictions if not empty."""
-    shown = found if found.applied else replace(found, calibrations={})
+    shown = job_remedies if job_remedies.applied else replace(job_remedies, calibrations={})
     return applied_fixes(shown, f"{url}/fixes.csv", now)
 
 
@@ -390,7 +280,8 @@ class EvidencePage:
     id: uuid.UUID
     now: datetime
     title: str
-    one: ChosenIncident
+    chosen: ChosenIncident
+    members: Sequence[InsideRow]
     summary: str
     fields: Sequence[tuple[str, str]]
     evidence: Sequence[str]
@@ -402,10 +293,10 @@ class EvidencePage:
     incident_url: str
 
 
-def evidence_page(found: Evidence) -> EvidencePage:
+def evidence_page(evidence: Evidence) -> EvidencePage:
     """Return an incident's printable page for people who repair the machine."""
-    view = found.life.view
-    incident, one = view.row.incident, chosen_incident(found.life, [])
+    view = evidence.life.view
+    incident, chosen = view.row.incident, chosen_incident(evidence.life, [])
     over = incident.state is IncidentState.RESOLVED
     lines = lines_of(
         Alert(
@@ -432,17 +323,18 @@ def evidence_page(found: Evidence) -> EvidencePage:
     return EvidencePage(
         id=incident.id,
         now=view.now,
-        title=f"Evidence: {one.title}",
-        one=one,
+        title=f"Evidence: {chosen.title}",
+        chosen=chosen,
+        members=member_rows(view.row),
         summary=lines.summary if not over else f"Over: {lines.summary}",
         fields=lines.fields,
         evidence=lines.evidence,
-        host=found.host,
-        commands=found.commands,
-        no_commands=_no_commands(found),
+        host=evidence.host,
+        commands=evidence.commands,
+        no_commands=_no_commands(evidence),
         picture=""
-        if found.picture is None
-        else f"data:image/png;base64,{base64.b64encode(found.picture).decode()}",
+        if evidence.picture is None
+        else f"data:image/png;base64,{base64.b64encode(evidence.picture).decode()}",
         zip_url=f"/incidents/{incident.id}/evidence.zip",
         incident_url=f"/incidents/{incident.id}",
     )
@@ -453,27 +345,30 @@ def evidence_text(page: EvidencePage) -> str:
     parts = [page.title, "", page.summary]
     parts += [f"{name}: {value}" for name, value in page.fields]
     parts += [f"- {sentence}" for sentence in page.evidence]
-    if page.one.inside:
-        parts += ["", page.one.inside_title]
-        parts += [f"- {job.job}: {job.slowdown}" for job in page.one.inside]
+    if page.members:
+        parts += ["", page.chosen.inside_title]
+        slowdowns = ((each.job, each.slowdown) for each in page.members)
+        parts += [f"- {job}: {'none' if s is None else times(s)}" for job, s in slowdowns]
     if page.commands:
         parts += ["", *(f"{scheduler}: {command}" for scheduler, command in page.commands)]
     parts += ["", "Times are UTC"]
-    parts += [f"{moment.at:%Y-%m-%d %H:%M} {plain(moment.text)}" for moment in page.one.events]
-    parts += [f"{said.at:%Y-%m-%d %H:%M} {said.author}: {said.words}" for said in page.one.comments]
+    parts += [f"{moment.at:%Y-%m-%d %H:%M} {plain(moment.text)}" for moment in page.chosen.events]
+    parts += [
+        f"{said.at:%Y-%m-%d %H:%M} {said.author}: {said.words}" for said in page.chosen.comments
+    ]
     return "\n".join(parts) + "\n"
 
 
-def _no_commands(found: Evidence) -> str:
-    if found.commands:
+def _no_commands(evidence: Evidence) -> str:
+    if evidence.commands:
         return ""
-    if found.guessed:
+    if evidence.guessed:
         return (
             "The host's name is a guess, as it is that of a container: there is no command. "
             "Let the job say its node"
         )
-    if found.host:
+    if evidence.host:
         return "The host's name is not a valid name of one node: there is no command"
-    if not blames_machine(found.life.view.row.incident.diagnosed_cause):
+    if not blames_machine(evidence.life.view.row.incident.diagnosed_cause):
         return "No host is at fault: there is no command"
     return "Its sessions name no host: there is no command"

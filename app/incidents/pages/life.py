@@ -18,15 +18,14 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import NBSP, gpu_time, hours, percent
 from app.incidents.channel_reads import ChannelView
 from app.incidents.everywhere import Onset
-from app.incidents.held_machines import cordon_commands, machine_of, node_of, place_of
+from app.incidents.held_machines import cordon_commands_of, machine_of, place_of
 from app.incidents.message import cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed_percent
 from app.incidents.models.tables import DeliveryState
 from app.incidents.pages.channels import (
-    DeliveryLine,
     MessageText,
+    deliveries_table,
     deliveries_title,
-    delivery_line,
     latest_message,
 )
 from app.incidents.pages.parts import (
@@ -43,12 +42,14 @@ from app.incidents.pages.parts import (
     since_when,
     title_of,
 )
-from app.incidents.reads import COMMENTS_LISTED, EventRow, IncidentRow
+from app.incidents.reads import COMMENTS_LISTED, EventRow, IncidentRow, InsideRow
 from app.incidents.views import IncidentLife
+from app.web import html
 from app.web.format import age, count, interval, listing, plural, times
 from app.web.links import actions_url
 from app.web.moments import when
-from app.web.parts import Fact, StateLabel
+from app.web.parts import Fact
+from app.web.tables import Drawn, Shown, drawn
 
 EVENT_WORDS: Final = {
     "opened": "Pending",
@@ -82,18 +83,6 @@ class CommentLine:
 
 
 @dataclass(frozen=True, slots=True)
-class JobOnMachine:
-    """Another job on the machine of the incident, with a member of the incident."""
-
-    url: str
-    job: str
-    headline: str
-    state: StateLabel
-    slowdown: str
-    lost: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChosenIncident:
     """The selected incident, shown next to the list of incidents."""
 
@@ -114,14 +103,14 @@ class ChosenIncident:
     labels: str
     events: Sequence[Moment]
     message: MessageText | None
-    deliveries: Sequence[DeliveryLine]
+    deliveries: Drawn
     failing: str
     comments: Sequence[CommentLine]
     comments_title: str
     # name of the host at fault; empty if unknown
     host: str = ""
     # inside: members of this incident; lead_url: address of the incident of which this is a member
-    inside: Sequence[JobOnMachine] = ()
+    inside: Drawn | None = None
     inside_title: str = ""
     lead_url: str = ""
     # the best fix, and commands that take a machine at fault out of service
@@ -147,7 +136,11 @@ def chosen_incident(
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
     words = [] if fix is None else [fix.title]
     words += [] if incident.hang is None else [incident.hang.remedy]
-    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
+    members, number = member_rows(row), len(life.view.comments)
+    comments_title = plural(number, "comment") if number else "No comments yet"
+    if number == COMMENTS_LISTED:
+        comments_title = f"The latest {number} comments"
+    commands = cordon_commands_of(incident)
     return ChosenIncident(
         actions=actions(row, life.view.now),
         severity=incident.severity,
@@ -163,24 +156,18 @@ def chosen_incident(
         labels=labels(facts),
         events=_events(life),
         message=message,
-        deliveries=[delivery_line(sent) for sent in life.deliveries],
+        deliveries=deliveries_table(
+            life.deliveries, life.view.now, csv=f"/incidents/{incident.id}/deliveries.csv"
+        ),
         failing=deliveries_title(life.deliveries, channels),
         comments=[
             CommentLine(comment.at, comment.author, comment.words) for comment in life.view.comments
         ],
-        comments_title=_comments_title(len(life.view.comments)),
+        comments_title=comments_title,
         host=machine_of(incident),
-        inside=[
-            JobOnMachine(
-                url=f"/incidents/{member.id}",
-                job=member.job,
-                headline=cause_name(member.cause),
-                state=STATES[member.state],
-                slowdown="none" if member.slowdown is None else times(member.slowdown),
-                lost="" if member.lost is None else hours(member.lost),
-            )
-            for member in member_rows(row)
-        ],
+        inside=drawn(_INSIDE, members, csv=f"/incidents/{incident.id}/inside.csv")
+        if members
+        else None,
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
         remedy=[*words, *(f"{scheduler}: {command}" for scheduler, command in commands)],
@@ -191,13 +178,38 @@ def chosen_incident(
     )
 
 
+_INSIDE: Final[tuple[Shown[InsideRow], ...]] = (
+    Shown(
+        "Job",
+        lambda member: html.join(
+            (
+                html.link(f"/incidents/{member.id}", member.job, plain=True),
+                " ",
+                html.note(cause_name(member.cause)),
+            )
+        ),
+        of_cells="grow",
+    ),
+    Shown("State", lambda member: html.state(STATES[member.state]), of_cells="nowrap"),
+    Shown(
+        "Slowdown",
+        lambda member: "none" if member.slowdown is None else times(member.slowdown),
+        classes="num",
+    ),
+    Shown(
+        "Lost each hour",
+        lambda member: "" if member.lost is None else hours(member.lost),
+        classes="num",
+    ),
+)
+
+
 def _doing_title(doing: MachineActions | None) -> str:
     rows = () if doing is None else doing.rows
-    asked = sum(row.state is ActionState.ASKED for row in rows)
-    if asked:
-        return (
-            f"{plural(asked, 'action')} on its machine {'waits' if asked == 1 else 'wait'} for you"
-        )
+    waiting = sum(row.state is ActionState.ASKED for row in rows)
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        return f"{plural(waiting, 'action')} on its machine {verb} for you"
     return "Actions on its machine"
 
 
@@ -211,7 +223,14 @@ def _facts(row: IncidentRow) -> list[Fact]:
     shown = _notice_facts(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return shown
-    cause = next((one for one in facts.causes if one.cause == row.incident.diagnosed_cause), None)
+    cause = next(
+        (
+            candidate
+            for candidate in facts.causes
+            if candidate.cause == row.incident.diagnosed_cause
+        ),
+        None,
+    )
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
         shown.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
@@ -251,14 +270,6 @@ def _inside_title(row: IncidentRow) -> str:
         return f"{job_count(row)} went silent at the same time: one incident"
     machine = place_of(row.incident.where, row.incident.facts)
     return f"{job_count(row)} on {machine}: one machine, one incident"
-
-
-def _comments_title(number: int) -> str:
-    if not number:
-        return "No comments yet"
-    if number == COMMENTS_LISTED:
-        return f"The latest {number} comments"
-    return plural(number, "comment")
 
 
 def _subtitle(row: IncidentRow, now: datetime) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import count as numbers_from
@@ -12,14 +12,24 @@ from typing import Annotated, Final
 from fastapi import Query
 from markupsafe import Markup
 
-from app.incidents.channel_reads import ChannelView, Tally
-from app.incidents.channel_settings import Undelivered
+from app.analysis.wording import hours
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import cause_name
-from app.incidents.models.rules import Rule
+from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.tables import IncidentState
-from app.incidents.pages.parts import STATES, member_rows
-from app.incidents.pages.rules import condition_words, jobs_words, notified_channels
+from app.incidents.pages.parts import (
+    STATES,
+    fired_or_opened,
+    gain_text,
+    headline,
+    job_count,
+    labels,
+    lost_each_hour,
+    measured_slowdown,
+    member_rows,
+    silent_together_title,
+    state_context,
+)
 from app.incidents.reads import (
     INCIDENTS,
     MAX_CHARACTERS,
@@ -30,14 +40,13 @@ from app.incidents.reads import (
     severity_of,
     state_of,
 )
-from app.incidents.views import IncidentLife, Incidents, incidents
+from app.incidents.views import IncidentLife, Incidents, ResolvedIncident, incidents
 from app.platform.container import Container
 from app.web import html, moments
-from app.web.format import count, exact_time
+from app.web.format import age, count, exact_time, times
 from app.web.forms import Choice
 from app.web.links import Address, QueryText, page_number
-from app.web.parts import StateLabel
-from app.web.tables import Line, Shown, Table, cells
+from app.web.tables import Drawn, Line, Shown, Table, cells, drawn, sorted_by
 from app.web.time_ranges import ALL, RangeChoices, range_choices, range_of
 
 PATH: Final = "/incidents"
@@ -149,9 +158,9 @@ def _id_or_nothing(text: str) -> str:
         return ""
 
 
-def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
+def filter_bar(query: IncidentsQuery, listed: Incidents) -> FilterBar:
     """Return the filters of the page."""
-    address, filtered, given = query.address(), query.filtered, found.choices
+    address, filtered, given = query.address(), query.filtered, listed.choices
     unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [
         Select(
@@ -174,7 +183,7 @@ def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
     ]
     return FilterBar(
         words=filtered.words,
-        states=_states(address, found),
+        states=_states(address, listed),
         selects=[select for select in selects if select.choices],
         fields=fields,
         kept=[(name, value) for name, value in query.parameters.items() if name in KEPT],
@@ -184,8 +193,8 @@ def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
     )
 
 
-def _states(address: Address, found: Incidents) -> list[Choice]:
-    filtered, counts = found.filtered, found.counts
+def _states(address: Address, listed: Incidents) -> list[Choice]:
+    filtered, counts = listed.filtered, listed.counts
     total = "" if filtered.over else f" {count(sum(counts.values()))}"
     shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
     for state, label in STATES.items():
@@ -210,163 +219,194 @@ def _select(
     return Select(name, label, [*more, *choices])
 
 
-@dataclass(frozen=True, slots=True)
-class InsideLine:
-    """A row below an incident: a member of the incident."""
-
-    url: str
-    job: str
-    headline: str
-    state: StateLabel
-    slowdown: str
-    color: str
-    lost: str
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentLine:
-    """A row of the list of open incidents, with its members."""
-
-    id: uuid.UUID
-    url: str
-    job: str
-    severity: str
-    state: StateLabel
-    headline: str
-    labels: str
-    slowdown: str
-    color: str
-    lost: str
-    fix: str
-    gain: str
-    since: datetime
-    assignee: str
-    chosen: bool
-    # Number of jobs on the machine; empty if there is only one job
-    jobs: str
-    inside: Sequence[InsideLine]
-
-
-@dataclass(frozen=True, slots=True)
-class OverLine:
-    """A row of the list of resolved incidents; gains that were not measured are empty."""
-
-    url: str
-    job: str
-    headline: str
-    before: str
-    after: str
-    fix: str
-    predicted: str
-    measured: str
-    lasted: str
-    resolved_at: datetime
-    chosen: bool
-    compare_url: str
-
-
 _PICK_ALL: Final = Markup(
     '<input class="operates" type="checkbox" data-pick-all '
     'aria-label="Select all on this page" disabled>'
 )
 
 
-def open_columns(now: datetime) -> tuple[Shown[IncidentLine], ...]:
-    """Return the columns of the list of open incidents."""
+def page_url(path: str, query: IncidentsQuery, number: int) -> str:
+    """Return the address of a page of the list, or of a selected row on this page."""
+    return query.address(path).but(page=number if number > 1 else None)
+
+
+def open_table(
+    listed: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
+) -> Drawn:
+    """Return the table of open incidents, each followed by its members."""
+    columns = _open_columns(listed.now, query, listed.number, chosen)
+    inside = {on_machine: _inside(query, listed.number, on_machine) for on_machine in (True, False)}
+    lines = []
+    for row in listed.present:
+        lines.append(Line(cells(columns, row), _selected(row, chosen)))
+        members = inside[not silent_together_title(row)]
+        lines += [Line(cells(members, member), {"class": "inside"}) for member in member_rows(row)]
+    return Drawn(csv, "inc tri", sorted_by(INCIDENTS, columns, query.address()), lines)
+
+
+def _selected(row: IncidentRow, chosen: uuid.UUID | None) -> dict[str, str]:
+    return {"aria-selected": "true"} if row.incident.id == chosen else {}
+
+
+def _open_columns(
+    now: datetime, query: IncidentsQuery, number: int, chosen: uuid.UUID | None
+) -> tuple[Shown[IncidentRow], ...]:
+    def job(row: IncidentRow) -> Markup:
+        incident = row.incident
+        link = html.element(
+            "a",
+            row.job,
+            href=page_url(f"{PATH}/{incident.id}", query, number),
+            data_row=True,
+            aria_current="true" if incident.id == chosen else "",
+        )
+        by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
+        details = (state_context(incident, now) if by_a_person else "", labels(incident.facts))
+        parts = [_headline(row)]
+        if jobs := job_count(row):
+            parts += [", ", jobs]
+        for detail in filter(None, details):
+            parts += [" · ", detail]
+        return link + html.note(*parts)
+
     return (
         Shown(_PICK_ALL, _pick, classes="pick"),
-        Shown("Severity", lambda line: html.severity(line.severity), "severity"),
-        Shown("State", lambda line: html.state(line.state), "state", of_cells="stands"),
-        Shown("Job and cause", _job, "job", of_cells="grow"),
-        Shown("Slowdown", _slowdown, "slowdown", "num"),
-        Shown("Lost each hour", lambda line: line.lost, "lost", "num opt"),
-        Shown("Best fix", lambda line: line.fix, classes="opt w2"),
-        Shown("Gain", lambda line: line.gain, classes="num opt w2"),
-        Shown("Since", lambda line: moments.ago(line.since, now), "since", "num"),
-        Shown("Assignee", lambda line: line.assignee, "assignee", "opt w3", of_cells="muted"),
+        Shown("Severity", lambda row: html.severity(row.incident.severity), "severity"),
+        Shown(
+            "State",
+            lambda row: html.state(STATES[row.incident.state]),
+            "state",
+            of_cells="stands",
+        ),
+        Shown("Job and cause", job, "job", of_cells="grow"),
+        Shown(
+            "Slowdown",
+            lambda row: html.slowdown(measured_slowdown(row.incident.facts)),
+            "slowdown",
+            "num",
+        ),
+        Shown("Lost each hour", lambda row: hours_if_known(lost_each_hour(row)), "lost", "num opt"),
+        Shown("Best fix", _fix, classes="opt w2"),
+        Shown("Gain", _predicted, classes="num opt w2"),
+        Shown("Since", lambda row: moments.ago(fired_or_opened(row.incident), now), "since", "num"),
+        Shown(
+            "Assignee",
+            lambda row: row.assignee or "not assigned",
+            "assignee",
+            "opt w3",
+            of_cells="muted",
+        ),
     )
 
 
-def open_lines(shown: Sequence[Shown[IncidentLine]], lines: Iterable[IncidentLine]) -> list[Line]:
-    """Return the rows of open incidents, each followed by its members."""
-    rows = []
-    for line in lines:
-        rows.append(Line(cells(shown, line), _chosen(line)))
-        rows += [Line(cells(_INSIDE, member), {"class": "inside"}) for member in line.inside]
-    return rows
+def _headline(row: IncidentRow) -> str:
+    return silent_together_title(row) or headline(row.incident)
 
 
-def over_attributes(line: OverLine) -> dict[str, str]:
-    """Return the HTML attributes of a row in the list of resolved incidents."""
-    return _chosen(line)
-
-
-def _chosen(line: IncidentLine | OverLine) -> dict[str, str]:
-    return {"aria-selected": "true"} if line.chosen else {}
-
-
-def _pick(line: IncidentLine) -> Markup:
+def _pick(row: IncidentRow) -> Markup:
     return Markup(
         '<input class="operates" type="checkbox" data-pick="{}" '
         'aria-label="Select {}: {}" disabled>'
-    ).format(line.id, line.job, line.headline)
+    ).format(row.incident.id, row.job, _headline(row))
 
 
-def _job(line: IncidentLine) -> Markup:
-    link = html.element(
-        "a", line.job, href=line.url, data_row=True, aria_current="true" if line.chosen else ""
+def hours_if_known(lost: float | None) -> str:
+    """Return GPU-hours as text; empty if unknown."""
+    return "" if lost is None else hours(lost)
+
+
+def _fix(row: IncidentRow) -> str:
+    fix = row.incident.facts.fix if row.incident.facts else None
+    return fix.title if fix else ""
+
+
+def _predicted(row: IncidentRow) -> str:
+    fix = row.incident.facts.fix if row.incident.facts else None
+    return gain_text(fix.gain) if fix else ""
+
+
+def _inside(
+    query: IncidentsQuery,
+    number: int,
+    on_machine: bool,  # noqa: FBT001 - a key of the caller
+) -> tuple[Shown[InsideRow], ...]:
+    """Return the columns of members, which leave the last columns of the table empty."""
+    where = ", on the same machine" if on_machine else ""
+    return (
+        Shown("", lambda _: "", span=2),
+        Shown("", lambda member: html.state(STATES[member.state]), of_cells="stands"),
+        Shown(
+            "",
+            lambda member: (
+                html.link(page_url(f"{PATH}/{member.id}", query, number), member.job)
+                + html.note(cause_name(member.cause), where)
+            ),
+            of_cells="grow",
+        ),
+        Shown("", lambda member: html.slowdown(member.slowdown), classes="num"),
+        Shown("", lambda member: hours_if_known(member.lost), classes="num opt"),
     )
-    jobs = f", {line.jobs}" if line.jobs else ""
-    labels = Markup(" · ") + line.labels if line.labels else ""
-    return link + html.note(line.headline, jobs, labels)
 
 
-def _slowdown(line: IncidentLine | InsideLine) -> Markup:
-    return html.swatch(line.color) + line.slowdown
+def over_table(
+    listed: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
+) -> Drawn:
+    """Return the table of resolved incidents; gains that were not measured are empty."""
+    number = query.number if query.filtered.over else 1
+
+    def job(item: ResolvedIncident) -> Markup:
+        url = page_url(f"{PATH}/{item.row.incident.id}", query, number)
+        return html.link(url, item.row.job) + html.note(headline(item.row.incident))
+
+    return drawn(
+        (
+            Shown("State", lambda _: html.glyph("resolved", "Resolved")),
+            Shown("Job and cause", job, of_cells="grow"),
+            Shown("Before → after", _before_and_after, classes="num"),
+            Shown("Fix", lambda item: _fix(item.row), classes="opt"),
+            Shown("Predicted", lambda item: _predicted(item.row), classes="num opt"),
+            Shown("Measured", _measured, classes="num opt"),
+            Shown(
+                "Open for",
+                lambda item: age(
+                    (_ended(item) - fired_or_opened(item.row.incident)).total_seconds()
+                ),
+                classes="num",
+                title=lambda item: f"Resolved {exact_time(_ended(item))}",
+            ),
+        ),
+        listed.over,
+        csv=csv,
+        classes="inc",
+        attributes=lambda item: _selected(item.row, chosen),
+    )
 
 
-def _before_and_after(line: OverLine) -> object:
-    if not line.before and not line.after:
+def _ended(item: ResolvedIncident) -> datetime:
+    return item.row.incident.resolved_at or item.row.incident.opened_at
+
+
+def _after(item: ResolvedIncident) -> Facts | None:
+    # The slowdowns before and after a job went silent are not comparable.
+    return None if item.row.incident.cause == NO_DATA_CAUSE else item.after
+
+
+def _before_and_after(item: ResolvedIncident) -> object:
+    before = measured_slowdown(item.row.incident.facts)
+    after = measured_slowdown(_after(item))
+    if before is None and after is None:
         return ""
-    both = f"{line.before or 'none'} → {line.after or 'none'}"
-    return html.link(line.compare_url, both) if line.before and line.after else both
+    both = " → ".join("none" if value is None else times(value) for value in (before, after))
+    if before is None or after is None:
+        return both
+    return html.link(f"/compare?incident={item.row.incident.id}", both)
 
 
-# Rows of members leave the last columns empty.
-_INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
-    Shown("", lambda _: "", span=2),
-    Shown("", lambda one: html.state(one.state), of_cells="stands"),
-    Shown(
-        "",
-        lambda one: html.link(one.url, one.job) + html.note(one.headline),
-        of_cells="grow",
-    ),
-    Shown("", _slowdown, classes="num"),
-    Shown("", lambda one: one.lost, classes="num opt"),
-)
-
-OVER: Final[tuple[Shown[OverLine], ...]] = (
-    Shown("State", lambda _: html.glyph("resolved", "Resolved")),
-    Shown(
-        "Job and cause",
-        lambda line: html.link(line.url, line.job) + html.note(line.headline),
-        of_cells="grow",
-    ),
-    Shown("Before → after", _before_and_after, classes="num"),
-    Shown("Fix", lambda line: line.fix, classes="opt"),
-    Shown("Predicted", lambda line: line.predicted, classes="num opt"),
-    Shown(
-        "Measured",
-        lambda line: line.measured or ("none" if line.predicted else ""),
-        classes="num opt",
-    ),
-    Shown(
-        "Open for",
-        lambda line: line.lasted,
-        classes="num",
-        title=lambda line: f"Resolved {exact_time(line.resolved_at)}",
-    ),
-)
+def _measured(item: ResolvedIncident) -> str:
+    before, after = item.row.incident.facts, _after(item)
+    if before and after and before.step_time_s and after.step_time_s:
+        return gain_text(1 - after.step_time_s / before.step_time_s)
+    return "none" if _predicted(item.row) else ""
 
 
 # Number of incidents of a CSV file that are read in one transaction.
@@ -387,10 +427,10 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
     """Yield the rows of incidents; each batch is read in its own transaction."""
     for number in numbers_from(1):
         with container.reading() as tx:
-            found = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
-        rows = [item.row for item in found.over] if found.filtered.over else found.present
+            page = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
+        rows = [item.row for item in page.over] if page.filtered.over else page.present
         yield from (incident_cells(row) for row in rows)
-        if number >= found.pages:
+        if number >= page.pages:
             return
 
 
@@ -404,55 +444,12 @@ def incident_cells(row: IncidentRow) -> Sequence[object]:
         facts and facts.lost_each_hour,
         *(fix and fix.title, fix and fix.gain),
         *(incident.opened_at, incident.fired_at, incident.resolved_at, row.assignee),
-        *(facts.labels if facts else None, len({one.job for one in row.inside})),
+        *(facts.labels if facts else None, len({member.job for member in row.inside})),
     )
 
 
 # CSV files about a single incident, by name.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
-    "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
-    "deliveries": lambda found: Table.of(DeliveryRow, found.deliveries),
+    "inside": lambda life: Table.of(InsideRow, member_rows(life.view.row)),
+    "deliveries": lambda life: Table.of(DeliveryRow, life.deliveries),
 }
-
-
-def undelivered_csv(rows: Sequence[Undelivered]) -> Table:
-    """Return the table of deliveries that did not arrive."""
-    return Table.of(DeliveryRow, [row.delivery for row in rows])
-
-
-def channels_csv(channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Tally]) -> Table:
-    """Return the table of channels, without their configurations, which hold secrets."""
-    names = (
-        *("id", "name", "kind", "audience", "enabled", "rate_limit", "disabled_reason"),
-        *("failures", "last_error", "last_failure_at", "last_success_at", "waiting", "created_at"),
-    )
-    with_tallies = ((tallies.get(channel.id), channel) for channel in channels)
-    return Table(
-        (*names, "delivered_24h", "failed_24h"),
-        (
-            (
-                *(getattr(channel, name) for name in names),
-                *((tally.delivered, tally.failed) if tally else (0, 0)),
-            )
-            for tally, channel in with_tallies
-        ),
-    )
-
-
-def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
-    """Return the table of rules as text, with the channels that each rule notifies."""
-    return Table(
-        ("id", "name", "enabled", "condition", "jobs", "severity", "audience", "channels"),
-        (
-            (
-                *(rule.id, rule.name, rule.enabled, condition_words(rule)),
-                *(
-                    jobs_words(rule.selector),
-                    rule.severity,
-                    rule.audience,
-                    notified_channels(rule, channels),
-                ),
-            )
-            for rule in rules
-        ),
-    )

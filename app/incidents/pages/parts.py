@@ -97,7 +97,6 @@ def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
     if not job_count(row):
         return ()
     incident, facts = row.incident, row.incident.facts
-    slowdown = facts.headline.slowdown if facts and facts.headline else None
     silent = incident.cause == NO_DATA_CAUSE
     rows = {
         row.job: InsideRow(
@@ -106,13 +105,18 @@ def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
             incident.cause,
             incident.state,
             # A silent job has no present slowdown to show.
-            None if silent else slowdown,
+            None if silent else measured_slowdown(facts),
             None if silent or facts is None else facts.lost_each_hour,
         )
     }
     for member in row.inside:
         rows.setdefault(member.job, member)
     return tuple(rows.values())
+
+
+def measured_slowdown(facts: Facts | None) -> float | None:
+    """Return the slowdown in an incident's facts; None if unknown."""
+    return facts.headline.slowdown if facts and facts.headline else None
 
 
 def lost_each_hour(row: IncidentRow) -> float | None:
@@ -123,9 +127,9 @@ def lost_each_hour(row: IncidentRow) -> float | None:
         own = row.incident.notice.lost_each_hour
     # Count each job once, although it may have several member incidents.
     others = {each.job: each.lost for each in row.inside if each.lost is not None}
-    known = [lost for job, lost in others.items() if job != row.job]
-    known += [] if own is None else [own]
-    return sum(known) if known else None
+    losses = [lost for job, lost in others.items() if job != row.job]
+    losses += [] if own is None else [own]
+    return sum(losses) if losses else None
 
 
 def gain_text(gain: float) -> str:

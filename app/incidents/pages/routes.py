@@ -18,9 +18,10 @@ from app.fixes.pages import applied_csv, whole_job_line
 from app.incidents.channel_reads import ChannelView, channels_and_tallies, list_channels, no_channel
 from app.incidents.channel_settings import undelivered
 from app.incidents.deliver import apprise_is_usable
+from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.everywhere import onset_of_incident, reads_several
 from app.incidents.held_machines import machine_of
-from app.incidents.pages.channels import channels_page
+from app.incidents.pages.channels import channels_csv, channels_page
 from app.incidents.pages.incident import (
     evidence_page,
     evidence_text,
@@ -33,12 +34,9 @@ from app.incidents.pages.incident import (
 from app.incidents.pages.list import (
     OF_INCIDENT,
     IncidentsQuery,
-    channels_csv,
     incidents_csv,
-    rules_csv,
-    undelivered_csv,
 )
-from app.incidents.pages.rules import rules_page
+from app.incidents.pages.rules import rules_csv, rules_page
 from app.incidents.store import load_rules
 from app.incidents.triage import evidence_of, evidence_zip
 from app.incidents.views import IncidentLife, incident_life, incidents, open_by_job
@@ -46,7 +44,7 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.web.links import asked_for
 from app.web.pages import Pages
-from app.web.tables import csv_file, one_of
+from app.web.tables import Table, csv_file, one_of
 
 IncidentsQueryParam = Annotated[IncidentsQuery, Depends(asked_for(IncidentsQuery))]
 
@@ -68,9 +66,9 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             # all projects.
             if plain and not container.pages_at and reads_several(tx, container.principal):
                 return RedirectResponse("/incidents/everywhere", HTTPStatus.SEE_OTHER)
-            found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
+            listed = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
-                chosen = first_of(found) if incident is None else uuid.UUID(incident)
+                chosen = first_of(listed) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
                 # Not part of the list's read, because it would add a statement to each list.
                 done = None if life is None or incident is None else remedies_of(tx, life.view.row)
@@ -80,7 +78,7 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             doing = None if life is None or incident is None else _doing(container, tx, life)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
-            found,
+            listed,
             life,
             channels,
             tallies,
@@ -111,15 +109,15 @@ def _add_evidence(routes: APIRouter, pages: Pages) -> None:
     def proof(container: Container, incident: str, *, packed: bool) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = evidence_of(tx, uuid.UUID(incident), with_report=packed)
+                evidence = evidence_of(tx, uuid.UUID(incident), with_report=packed)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
-        page = evidence_page(found)
+        page = evidence_page(evidence)
         if not packed:
             return pages.render("incidents/evidence.html", nav, page=page, now=page.now)
         name = f"incident-{page.id}.zip"
         return Response(
-            evidence_zip(found, evidence_text(page)),
+            evidence_zip(evidence, evidence_text(page)),
             media_type="application/zip",
             headers={
                 "Content-Disposition": f'attachment; filename="{name}"',
@@ -187,8 +185,8 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/channels-undelivered.csv")
     def undelivered_file_route(container: Here, channel: uuid.UUID | None = None) -> Response:
         with container.reading() as tx:
-            lost, _ = undelivered(tx, channel)
-        return csv_file("paceline-undelivered.csv", undelivered_csv(lost))
+            lost = [item.delivery for item in undelivered(tx, channel)[0]]
+        return csv_file("paceline-undelivered.csv", Table.of(DeliveryRow, lost))
 
     @routes.get("/channels/new")
     def new_channel_route(container: Here) -> Response:

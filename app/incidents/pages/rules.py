@@ -32,10 +32,12 @@ from app.incidents.models.rules import (
 )
 from app.incidents.pages.parts import AUDIENCES, dead_channels
 from app.incidents.reads import IncidentRow
+from app.web import html
 from app.web.format import count, listing, percent, plural
 from app.web.forms import Control, Field, Option
 from app.web.moments import weekly
 from app.web.parts import StateLabel
+from app.web.tables import Drawn, Shown, Table, drawn
 
 CONDITIONS: Final[Mapping[str, str]] = {
     "headline": "Slowdown, against the job without its causes",
@@ -245,23 +247,6 @@ NAMED_FIRST: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RuleLine:
-    """A rule in the list."""
-
-    id: UUID
-    url: str
-    name: str
-    state: StateLabel
-    enabled: bool
-    condition: str
-    jobs: str
-    told: str
-    unheard: bool
-    open: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RulesPage:
     """The content of the page of rules."""
 
@@ -269,7 +254,7 @@ class RulesPage:
     heading: str
     states: Sequence[tuple[str, str]]
     list_title: str
-    lines: Sequence[RuleLine]
+    table: Drawn
     form_title: str
     form: RuleForm
 
@@ -289,21 +274,26 @@ def rules_page(
         The rule in the form; None for a new rule.
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
-    lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
-    on = sum(line.enabled for line in lines)
-    unheard = sum(line.unheard for line in lines)
+    on = sum(rule.enabled for rule in rules)
+    unheard = [rule.name for rule in rules if _reaches_no_channel(rule, channels)]
     states = [(ON.glyph, f"{count(on)} on")]
-    if on < len(lines):
-        states.append((OFF.glyph, f"{count(len(lines) - on)} off"))
+    if on < len(rules):
+        states.append((OFF.glyph, f"{count(len(rules) - on)} off"))
     if unheard:
-        verb = "reaches" if unheard == 1 else "reach"
-        states.append(("warn", f"{count(unheard)} {verb} no channel"))
+        verb = "reaches" if len(unheard) == 1 else "reach"
+        states.append(("warn", f"{count(len(unheard))} {verb} no channel"))
     return RulesPage(
         title=f"Rule {chosen.name}" if chosen else "Rules",
         heading=_heading(on, len(present)),
         states=states,
-        list_title=_list_title(lines, held),
-        lines=lines,
+        list_title=_list_title(rules, unheard, held),
+        table=drawn(
+            _columns(channels, held, chosen, now),
+            rules,
+            csv="/rules.csv",
+            classes="inc",
+            attributes=lambda rule: {"aria-selected": "true"} if rule == chosen else {},
+        ),
         form_title=chosen.name if chosen else "A new rule",
         form=rule_form(chosen, channels),
     )
@@ -336,13 +326,6 @@ def condition_words(rule: Rule) -> str:
         start = _threshold_words(condition)
     many = rule.consecutive > 1
     return f"{start}, {f'{rule.consecutive} sessions in a row' if many else 'at once'}"
-
-
-def _condition_markup(rule: Rule, now: datetime) -> str:
-    """Return a condition as markup for the page, which shows times in the reader's time zone."""
-    if isinstance(rule.condition, Weekly):
-        return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
-    return condition_words(rule)
 
 
 def jobs_words(selector: Selector) -> str:
@@ -396,23 +379,58 @@ def _threshold_words(condition: Threshold) -> str:  # noqa: PLR0911 - a line for
             return f"{_percent(value)} or more of the time lost as all workers compute slower"
 
 
-def _line(
-    rule: Rule, channels: Sequence[ChannelView], held: int, now: datetime, *, chosen: bool
-) -> RuleLine:
-    names = notified_channels(rule, channels)
-    whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
-    return RuleLine(
-        id=rule.id,
-        url=f"/rules/{rule.id}",
-        name=rule.name,
-        state=ON if rule.enabled else OFF,
-        enabled=rule.enabled,
-        condition=_condition_markup(rule, now),
-        jobs=jobs_words(rule.selector),
-        told=f"{whom}: {_first_names(names)}" if names else f"{whom}: no channel",
-        unheard=rule.enabled and not names,
-        open=count(held) if held else "none",
-        chosen=chosen,
+def _reaches_no_channel(rule: Rule, channels: Sequence[ChannelView]) -> bool:
+    return rule.enabled and not notified_channels(rule, channels)
+
+
+def _columns(
+    channels: Sequence[ChannelView], held: Mapping[UUID, int], chosen: Rule | None, now: datetime
+) -> tuple[Shown[Rule], ...]:
+    def name(rule: Rule) -> Markup:
+        link = html.element(
+            "a",
+            rule.name,
+            href=f"/rules/{rule.id}",
+            aria_current="true" if rule == chosen else "",
+        )
+        words: str = condition_words(rule)
+        if isinstance(rule.condition, Weekly):
+            # The page shows times in the reader's time zone.
+            due = weekly(rule.condition.due(now))
+            words = Markup("A summary of the week, {}").format(due)
+        return link + html.note(words)
+
+    def notifies(rule: Rule) -> object:
+        whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
+        names = notified_channels(rule, channels)
+        text = f"{whom}: {_first_names(names) if names else 'no channel'}"
+        return html.glyph("warn", text) if _reaches_no_channel(rule, channels) else text
+
+    return (
+        Shown("State", lambda rule: html.state(ON if rule.enabled else OFF)),
+        Shown("Rule", name, of_cells="grow"),
+        Shown("Jobs", lambda rule: jobs_words(rule.selector), classes="opt", of_cells="grow"),
+        Shown("Notifies", notifies, classes="opt", of_cells="grow"),
+        Shown(
+            "Open",
+            lambda rule: count(held[rule.id]) if held.get(rule.id) else "none",
+            classes="num",
+        ),
+        Shown(html.element("span", "Turn on or off", class_="vh"), _turn_button, of_cells="num"),
+    )
+
+
+def _turn_button(rule: Rule) -> Markup:
+    word = "off" if rule.enabled else "on"
+    return html.element(
+        "button",
+        f"Turn {word}",
+        type="button",
+        class_="link operates",
+        data_turn=str(rule.id),
+        data_to="false" if rule.enabled else "true",
+        aria_label=f"Turn {word} {rule.name}",
+        disabled=True,
     )
 
 
@@ -425,16 +443,15 @@ def _heading(on: int, present: int) -> str:
     return f"{watch}; {plural(present, 'incident')} {'is' if present == 1 else 'are'} open"
 
 
-def _list_title(lines: Sequence[RuleLine], held: Mapping[UUID, int]) -> str:
-    unheard = [line.name for line in lines if line.unheard]
-    if unheard and len(unheard) == sum(line.enabled for line in lines):
+def _list_title(rules: Sequence[Rule], unheard: list[str], held: Mapping[UUID, int]) -> str:
+    if unheard and len(unheard) == sum(rule.enabled for rule in rules):
         return "No rule reaches a channel"
     if unheard:
         return f"{_first_names(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
-    most = max(lines, key=lambda line: held.get(line.id, 0), default=None)
+    most = max(rules, key=lambda rule: held.get(rule.id, 0), default=None)
     if most is not None and held.get(most.id):
         return f"{most.name} holds {plural(held[most.id], 'open incident')}"
-    return "Nothing holds at present" if lines else "There is no rule"
+    return "Nothing holds at present" if rules else "There is no rule"
 
 
 def _percent(share: float) -> str:
@@ -445,3 +462,22 @@ def _first_names(names: list[str]) -> str:
     if len(names) <= NAMED_FIRST + 1:
         return listing(names)
     return f"{', '.join(names[:NAMED_FIRST])} and {len(names) - NAMED_FIRST} more"
+
+
+def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
+    """Return the table of rules as text, with the channels that each rule notifies."""
+    return Table(
+        ("id", "name", "enabled", "condition", "jobs", "severity", "audience", "channels"),
+        (
+            (
+                *(rule.id, rule.name, rule.enabled, condition_words(rule)),
+                *(
+                    jobs_words(rule.selector),
+                    rule.severity,
+                    rule.audience,
+                    notified_channels(rule, channels),
+                ),
+            )
+            for rule in rules
+        ),
+    )

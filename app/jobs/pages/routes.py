@@ -15,7 +15,7 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.fixes.applied import realized_fixes
 from app.fixes.pages import applied_csv, applied_fixes, fleet_fixes, whole_job_line
-from app.hangs.pages import hang_line, hangs_csv
+from app.hangs.pages import hangs_csv, hangs_table
 from app.hangs.read import hangs_and_groups, hangs_of_job
 from app.incidents.pages.parts import actions
 from app.incidents.views import open_by_job
@@ -152,7 +152,7 @@ def _add_job(routes: APIRouter, pages: Pages) -> None:
                     live=live,
                     now=summary.now,
                     groups=groups,
-                    hangs=[hang_line(row) for row in hangs],
+                    hangs=hangs_table(hangs, job, summary.now),
                 )
             if hangs:
                 return RedirectResponse(
@@ -178,7 +178,7 @@ def _add_job(routes: APIRouter, pages: Pages) -> None:
             now=summary.now,
             groups=groups,
             applied=applied_fixes(applied_remedies, f"{job_url(job)}/fixes.csv", summary.now),
-            hangs=[hang_line(row) for row in hangs],
+            hangs=hangs_table(hangs, job, summary.now),
             live=live,
             whole_job=whole_job_line(applied_remedies.whole_job),
         )

@@ -14,7 +14,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.pulse.notices import NoticeKind
 from app.analysis.report.session_verdict import BlamedGpu, Slowdown, SuspectedCause, VerdictFix
 from app.incidents.conditions import (
-    ENDED,
+    JOB_FINISHED,
     PART_OF_ANOTHER,
     UNHEARD,
     evaluate,
@@ -179,7 +179,7 @@ def test_what_is_cleared_gone_finished_or_unheard_is_over() -> None:
     assert why(changes([cleared], [incident])) == "session 12 is as fast as before"
     assert changes([cleared]) == []
     assert why(changes([], [incident])) == PART_OF_ANOTHER
-    assert why(changes([NOTICE], [incident], finished_at=NOW)) == ENDED
+    assert why(changes([NOTICE], [incident], finished_at=NOW)) == JOB_FINISHED
     assert changes([NOTICE], finished_at=NOW) == []
     assert why(changes([NOTICE], [incident], now=NOTICE.unheard_at)) == UNHEARD
 

@@ -7,10 +7,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from markupsafe import escape
+
 from app.incidents.channel_reads import ChannelView
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.models.rules import Selector
 from app.incidents.models.tables import DeliveryState
+from app.web.moments import plain
+from app.web.tables import Line
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 
@@ -59,3 +63,8 @@ def delivery(state: str, **changes: Any) -> DeliveryRow:  # noqa: ANN401 - field
         answer="ok",
     )
     return replace(found, **changes)
+
+
+def texts(line: Line) -> list[str]:
+    """Return the text of each cell of a row."""
+    return [plain(escape(cell.content)) for cell in line.cells]

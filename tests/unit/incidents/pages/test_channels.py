@@ -21,7 +21,7 @@ from app.incidents.pages.channels import (
     last_answer,
 )
 from app.incidents.pages.parts import ANSWER_CHARACTERS, failure_text
-from tests.unit.incidents.pages.channels import NOW, channel, delivery
+from tests.unit.incidents.pages.channels import NOW, channel, delivery, texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,8 @@ def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:
     dead = channel(id=uuid.UUID(int=1), name="z-old", failures=4, last_error=REFUSED)
     off = channel(id=uuid.UUID(int=2), name="b", enabled=False, disabled_reason=DISABLED_BY_PERSON)
     page = page_of(channel(), off, dead)
-    assert [line.name for line in page.lines] == ["z-old", "ops", "b"]
+    named = [texts(line)[1] for line in page.table.lines]
+    assert [text.partition("Webhook")[0] for text in named] == ["z-old", "ops", "b"]
     assert page.heading == "The channel z-old is dead: it delivers no messages"
     assert [text for _, text in page.states] == ["1 dead", "1 alive", "1 disabled"]
     assert page.chosen is not None
@@ -120,7 +121,7 @@ def test_says_how_many_hear() -> None:
 
 def test_without_a_channel_it_is_a_form_of_all_kinds() -> None:
     page = page_of()
-    assert page.lines == []
+    assert page.table.lines == []
     assert page.form.id is None
     kinds = [kind.name for kind in page.form.kinds]
     assert "webhook" in kinds
@@ -137,9 +138,8 @@ def test_a_channel_that_was_asked_for_has_its_own_kind_only() -> None:
     assert page.title == "Channel ops: alive"
     assert page.selected
     assert [kind.name for kind in page.form.kinds] == ["webhook"]
-    assert page.lines[0].about == (
-        "Webhook · the job's owner · llama-*, project=vision, high importance"
-    )
+    about = "Webhook · the job's owner · llama-*, project=vision, high importance"
+    assert f"ops{about}" in texts(page.table.lines[0])[1]
     values = {item.path: item.value or item.chosen for item in page.form.selector}
     assert values["selector.jobs"] == "llama-*"
     assert values["selector.importance"] == ("high",)
@@ -158,14 +158,12 @@ def test_what_did_not_arrive() -> None:
     fresh = undelivered("waiting", attempt=0, error=None, answer=None, next_attempt_at=NOW)
     page = page_of(channel(), lost=([waiting, failed, fresh], 3))
     assert page.lost_title == "Messages: 1 did not arrive, 2 pending"
-    assert [item.answer for item in page.lost] == [
-        "The receiver answered 503: maintenance",
+    assert [texts(line)[2] for line in page.lost.lines] == [
+        "The receiver answered 503: maintenancenext try in 3\N{NO-BREAK SPACE}min",
         "The receiver answered 503: maintenance. A later message was sent.",
-        "not tried yet",
+        "not tried yetnext try is due",
     ]
-    assert page.lost[0].next_attempt == "next try in 3\N{NO-BREAK SPACE}min"
-    assert page.lost[2].next_attempt == "next try is due"
-    assert [item.can_replay for item in page.lost] == [True, False, True]
+    assert [texts(line)[4] for line in page.lost.lines] == ["Send again", "", "Send again"]
 
 
 def test_says_when_all_arrived_and_when_not_all_are_listed() -> None:

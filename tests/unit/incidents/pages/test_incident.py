@@ -21,7 +21,7 @@ from app.incidents.pages.parts import actions, session_url, state_context
 from app.incidents.reads import EventRow, IncidentFilter, IncidentRow, IncidentView
 from app.incidents.views import PAGE, Choices, IncidentLife, Incidents, Lost, ResolvedIncident
 from app.web.moments import plain
-from tests.unit.incidents.pages.channels import NOW, channel, delivery
+from tests.unit.incidents.pages.channels import NOW, channel, delivery, texts
 
 RULE = uuid.UUID(int=1)
 
@@ -113,49 +113,47 @@ def test_one_that_fires_and_what_it_costs() -> None:
     assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == (
         "1 incident fires and costs 1.6 GPU-hours each hour"
     )
-    [line] = page.lines
-    assert (line.job, line.headline, line.slowdown, line.lost) == (
-        "llm",
-        "Slow worker: node-7",
-        "1.25×",
-        "1.6",
-    )
-    assert (line.fix, line.gain) == ("Replace node-7", "−20.0\N{NO-BREAK SPACE}%")
-    assert line.labels == "owner Kim, project vision"
+    [line] = page.table.lines
+    _, severity, state, job, slowdown, lost, fix, gain, *_ = texts(line)
+    assert (severity, state, slowdown, lost) == ("warning", "Firing", "1.25×", "1.6")
+    assert job == "llmSlow worker: node-7 · owner Kim, project vision"
+    assert (fix, gain) == ("Replace node-7", "−20.0\N{NO-BREAK SPACE}%")
 
 
 def test_the_list_is_in_the_order_that_was_asked_for_and_names_who_loses_most() -> None:
     rows = [
-        row(incident(4, facts=facts(4, 1.9)), "dear"),
-        row(incident(3, facts=facts(3, 1.1)), "cheap"),
+        row(incident(4, facts=facts(4, 1.9, labels={})), "dear"),
+        row(incident(3, facts=facts(3, 1.1, labels={})), "cheap"),
         row(incident(6, facts=None), "no data"),
     ]
     fires = {IncidentState.FIRING: Lost(jobs=2, hourly=4.5, most=3.8, job="dear")}
     page = page_of(listed(*rows, lost=fires))
-    assert [line.job for line in page.lines] == ["dear", "cheap", "no data"]
+    jobs = [texts(line)[3].removesuffix("Slow worker: node-7") for line in page.table.lines]
+    assert jobs == ["dear", "cheap", "no data"]
     assert first_of(listed(*rows)) == uuid.UUID(int=4)
     assert page.list_title.startswith("3 firing of 3 open; dear loses 84")
-    assert not page.lines[-1].lost
+    assert not texts(page.table.lines[-1])[5]
 
 
 def test_nothing_fires_where_all_is_acknowledged() -> None:
     acknowledged = incident(state=IncidentState.ACKNOWLEDGED, acknowledged_by="Kim")
     page = page_of(listed(row(acknowledged)))
     assert page.heading == "Nothing fires; 1\N{NO-BREAK SPACE}incident open"
-    assert page.lines[0].labels == "by Kim · owner Kim, project vision"
+    job = texts(page.table.lines[0])[3]
+    assert job.endswith(" · by Kim · owner Kim, project vision")
 
 
 def test_more_than_a_page_of_them() -> None:
     counts = {IncidentState.FIRING: 2 * PAGE + 30}
     rows = [row(incident(number), f"job-{number}") for number in range(1, PAGE + 1)]
     first = page_of(listed(*rows, counts=counts))
-    assert len(first.lines) == PAGE
+    assert len(first.table.lines) == PAGE
     assert f"; 1 to {PAGE} of {2 * PAGE + 30}" in first.list_note
     assert (first.previous_url, first.next_url) == ("", "/incidents?page=2")
     last = page_of(listed(*rows[:30], counts=counts, number=3), page="3")
     assert f"; {2 * PAGE + 1} to {2 * PAGE + 30} of {2 * PAGE + 30}" in last.list_note
     assert (last.previous_url, last.next_url) == ("/incidents?page=2", "")
-    assert last.lines[0].url.endswith("?page=3")
+    assert '?page=3"' in last.table.lines[0].drawn
 
 
 def test_what_was_searched_for_is_said_in_the_heading() -> None:
@@ -170,13 +168,16 @@ def test_what_is_over_with_the_gain_that_was_measured() -> None:
     after = facts(9, 1.02, step_time_s=8.1)
     page = page_of(listed(over=[ResolvedIncident(row(ended), after)], over_count=44))
     assert page.over_title == "44\N{NO-BREAK SPACE}incidents ended in the last 7 days; the latest 1"
-    [line] = page.over
-    assert (line.before, line.after) == ("1.25×", "1.02×")
-    assert (line.predicted, line.measured) == (
+    [line] = page.over_table.lines
+    assert texts(line) == [
+        "Resolved",
+        "llmSlow worker: node-7",
+        "1.25× → 1.02×",
+        "Replace node-7",
         "−20.0\N{NO-BREAK SPACE}%",
         "−19.0\N{NO-BREAK SPACE}%",
-    )
-    assert line.lasted == "30\N{NO-BREAK SPACE}min"
+        "30\N{NO-BREAK SPACE}min",
+    ]
 
 
 def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
@@ -202,7 +203,8 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
         ("20 09:22", "Not sent to old: The receiver answered 410: gone"),
     ]
     assert chosen.failing == "Not delivered to old"
-    assert [item.failed for item in chosen.deliveries] == [False, True]
+    answers = [texts(line)[2] for line in chosen.deliveries.lines]
+    assert [answer.endswith(" Send again") for answer in answers] == [False, True]
     assert chosen.rules == "Slow job"
 
 

@@ -19,7 +19,7 @@ from app.incidents.models.rules import (
     Weekly,
 )
 from app.incidents.pages.rules import condition_words, jobs_words, notified_channels, rules_page
-from app.web.moments import plain
+from tests.unit.incidents.pages.channels import texts
 
 NBSP = "\N{NO-BREAK SPACE}"
 SLOW = DEFAULT_RULES[0]
@@ -28,9 +28,9 @@ NOW = datetime(2026, 11, 24, 9, 30, tzinfo=UTC)
 
 def test_the_time_of_a_summary_is_an_element_of_the_page() -> None:
     weekly = Rule(uuid.UUID(int=1), "week", Weekly("monday", 7))
-    [line] = rules_page([weekly], [], [], None, NOW).lines
-    assert 'datetime="2026-11-23T07:00:00+00:00"' in line.condition
-    assert plain(line.condition) == condition_words(weekly)
+    [line] = rules_page([weekly], [], [], None, NOW).table.lines
+    assert 'datetime="2026-11-23T07:00:00+00:00"' in line.drawn
+    assert texts(line)[1] == f"week{condition_words(weekly)}"
 
 
 def channel(name: str, **changes: object) -> ChannelView:
@@ -123,7 +123,8 @@ def test_a_rule_that_reaches_no_channel_is_named() -> None:
     page = rules_page(DEFAULT_RULES, [channel("pager")], [], None, NOW)
     assert page.heading == "5 rules are on, and nothing is open"
     assert page.list_title == "Low trace quality reaches no channel"
-    assert [line.name for line in page.lines if line.unheard] == ["Low trace quality"]
+    unheard = [line for line in page.table.lines if "#g-warn" in line.drawn]
+    assert [texts(line)[1].startswith("Low trace quality") for line in unheard] == [True]
 
 
 def test_without_a_channel_no_rule_reaches_anybody() -> None:
