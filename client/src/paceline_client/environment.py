@@ -54,8 +54,8 @@ class Run:
 def run_from_environment(environment: Mapping[str, str] = os.environ, *, once: bool = False) -> Run:
     """Return the run of ``PACELINE_RUN_ID``, Slurm or torchrun.
 
-    If none of them counts restarts, or with `once`, every call returns a new run, on which the
-    ranks have to agree.
+    If none of these counts restarts, or with `once`, every call returns a new run; the ranks then
+    have to agree on the run of one rank.
     """
     variables = [launcher[1:3] for launcher in _LAUNCHERS]
     if environment.get(_EXPLICIT_RUN[0]):
@@ -109,9 +109,9 @@ def machine_of(
     Parameters
     ----------
     hostname : str, optional
-        By default that of the system.
+        Name of the host; by default that of the system.
     root : Path
-        Folder with the system's files.
+        Folder below which the system's files are read.
 
     Examples
     --------

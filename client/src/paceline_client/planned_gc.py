@@ -213,7 +213,7 @@ class PlannedGC:
 
 
 def _heap() -> tuple[int, int]:
-    """Return the number of containers since the last collection, and the process's bytes."""
+    """Return the containers allocated since the last collection, and the process's bytes."""
     return _containers(), _resident_bytes()
 
 

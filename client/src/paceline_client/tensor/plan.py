@@ -1,6 +1,6 @@
 """Plans of a tensor-parallel group, their documents, and their division into a layer's units.
 
-Standard library only, as for all code that reads data of a server.
+Uses the standard library only, like all code that reads data of a server.
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ class Monitor:
             return
         _OPEN.discard(self)
         if self._agreement is not None:
-            # Closed even if recording has ended early, because its threads must end before the
-            # interpreter.
+            # The agreement is closed even if recording has ended early: its threads must end before
+            # the interpreter.
             self._agreement.close()
         if self._broken:
             return
@@ -302,7 +302,7 @@ class Monitor:
     def _end(self, before: int | None = None) -> None:
         session, self._session = self._session, None
         if session is None or self._window == session.window:
-            # Otherwise this rank is behind, and has already received the next window.
+            # If the windows differ, this rank is behind, and has already received the next window.
             self._window = None
         self._tap.sink = None
         self._switch_off()
@@ -337,7 +337,7 @@ class Monitor:
             undo()
 
     def _record_on_request(self, steps: int) -> bool:
-        """Request a session for the server, on the pulse's thread; return whether accepted."""
+        """Accept the server's request of a session, on the pulse's thread; False if refused."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False
