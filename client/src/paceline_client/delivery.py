@@ -231,18 +231,17 @@ def deliver_batch(
     outcomes = answer.get("chunks")
     if not isinstance(outcomes, list) or len(outcomes) != len(chunks):
         raise not_paceline(url)
-    return [_chunk_error(url, outcome) for outcome in outcomes]
-
-
-def _chunk_error(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
-    status = int(outcome["status"])
-    if status < _FIRST_REFUSAL:
-        return None
-    return DeliveryError(
-        f"{url} answered {status} [{outcome.get('code')}]: {outcome.get('detail')}",
-        fate=_fate(status),
-        status=status,
-    )
+    errors: list[DeliveryError | None] = []
+    for outcome in outcomes:
+        status = int(outcome["status"])
+        error = None
+        if status >= _FIRST_REFUSAL:
+            reason = f"[{outcome.get('code')}]: {outcome.get('detail')}"
+            error = DeliveryError(
+                f"{url} answered {status} {reason}", fate=_fate(status), status=status
+            )
+        errors.append(error)
+    return errors
 
 
 def _base(server: str) -> str:

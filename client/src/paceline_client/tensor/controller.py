@@ -295,7 +295,12 @@ class Controller:
         """Return the values of all ranks, exchanged with an all-gather."""
         measured = self._measured.popleft() if self._measured else StepTime(-1, 0.0, 0.0)
         offer = self._service.offer() if self._service is not None else None
-        body = self._body(offer)
+        body = b""
+        if offer is not None:
+            if self._encoded is None or self._encoded[0] is not offer:
+                document = plan_document(offer, self._peer.attempt)
+                self._encoded = (offer, json.dumps(document).encode())
+            body = self._encoded[1]
         mine = torch.tensor(
             [
                 float(measured.step),
@@ -315,14 +320,6 @@ class Controller:
             _Row(int(step), time_s, matmul_s, computed, *map(int, offer))
             for step, time_s, matmul_s, computed, *offer in rows.tolist()
         ]
-
-    def _body(self, offer: Offer | None) -> bytes:
-        if offer is None:
-            return b""
-        if self._encoded is None or self._encoded[0] is not offer:
-            document = plan_document(offer, self._peer.attempt)
-            self._encoded = (offer, json.dumps(document).encode())
-        return self._encoded[1]
 
     def _decide(self, rows: list[_Row]) -> None:
         """Apply the plan that the first rank offers, or end an expired plan."""

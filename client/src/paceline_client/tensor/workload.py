@@ -470,17 +470,14 @@ class Workload:
             for site in self._sites.values():
                 site.shed = None
         else:
-            self._shed_by(plan)
+            divisions = {name: divide(plan, site.units) for name, site in self._sites.items()}
+            rank = self._tp.rank
+            wanted = {name: division.resized[rank] for name, division in divisions.items()}
+            most = {name: division.own(rank) for name, division in divisions.items()}
+            counts = self._selector.counts(wanted, most)
+            for name, site in self._sites.items():
+                site.shed = self._shed(name, site, divisions[name], counts[name])
         self._share = self._computed()
-
-    def _shed_by(self, plan: Plan) -> None:
-        divisions = {name: divide(plan, site.units) for name, site in self._sites.items()}
-        rank = self._tp.rank
-        wanted = {name: division.resized[rank] for name, division in divisions.items()}
-        most = {name: division.own(rank) for name, division in divisions.items()}
-        counts = self._selector.counts(wanted, most)
-        for name, site in self._sites.items():
-            site.shed = self._shed(name, site, divisions[name], counts[name])
 
     def _shed(self, name: str, site: Site, division: Division, count: int) -> Shed | None:
         own = division.own(self._tp.rank)

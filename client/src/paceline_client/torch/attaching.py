@@ -32,7 +32,7 @@ from paceline_client.torch.layout import (
 from paceline_client.torch.monitor import Monitor
 from paceline_client.torch.pulse import RankPulse, RecordWhen
 from paceline_client.torch.sessions import Sampling, Sender, seconds
-from paceline_client.torch.tap import SHARED, Tap, Timeline
+from paceline_client.torch.tap import SHARED, Tap
 from paceline_client.torch.timelines import DeviceTimeline, HostTimeline
 from paceline_client.version import VERSION
 
@@ -153,7 +153,8 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     ...     train(batch)
     ...     monitor.step()
     """
-    tap = Tap(_timeline())
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    tap = Tap(DeviceTimeline(torch.cuda) if on_gpu else HostTimeline())
     tap.step = first_step
     monitor = Monitor(tap)
     try:
@@ -210,12 +211,6 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     except Exception as error:  # noqa: BLE001 - the training continues
         _log.warning("this job is not recorded: %s", error, exc_info=error)
     return monitor
-
-
-def _timeline() -> Timeline:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return DeviceTimeline(torch.cuda)
-    return HostTimeline()
 
 
 def _new_run() -> str:
