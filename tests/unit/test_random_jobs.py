@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from app.analysis.synthesis.synthesize import SyntheticSession
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 STREAMS = (

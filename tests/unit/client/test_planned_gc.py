@@ -12,7 +12,7 @@ from paceline_client import PlannedGC
 from paceline_client.planned_gc import Collection, HeapGrowth, advised_interval
 from tests.support.collecting import leave_garbage, run_job
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 STEPS = 40

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.run_tests import REPEATED_AT_MOST
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]

@@ -25,7 +25,7 @@ from tests.oracles.replay import recreated_times
 from tests.schedules import Job, executed
 from tests.support.nightly import drawn
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.analysis.report.change_points import FALSE_ALARMS, lasting_changes
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]

@@ -20,7 +20,7 @@ from app.analysis.synthesis.random_sessions import (
     draw_session,
 )
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 

@@ -7,7 +7,7 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.host_sessions import HOST_SCENARIOS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 # What holds the job up between its steps lengthens none of them.

@@ -17,7 +17,7 @@ from app.analysis.synthesis.host_sessions import run
 from app.analysis.synthesis.random_sessions import draw_session
 from tests.random_jobs import random_job
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 PLAIN = HostJob()

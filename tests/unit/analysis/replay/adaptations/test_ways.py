@@ -34,7 +34,7 @@ from tests.random_jobs import random_job
 from tests.schedules import Job, executed
 from tests.support.nightly import every_night
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
