@@ -37,8 +37,8 @@ def test_without_their_lengths_all_dp_ranks_take_alike() -> None:
         for stage, times_ns in enumerate(own.times_ns):
             left = times_ns / typical.microbatches[name].of_stage(stage)
             by_rank = left.mean(axis=(0, 1))
-            # Compared with their own peers only, half of the DP ranks would be 3 to 5 % above the
-            # others.
+            # A comparison of each rank with its own peers would put half of the DP ranks 3 to 5 %
+            # above the others.
             assert np.ptp(by_rank) < 0.012 * by_rank.mean()
 
 

@@ -73,7 +73,7 @@ def test_groups_wait_for_what_the_last_rank_takes_longer_than_all_do_on_average(
     observation = observed(SHAPE, divided=True)
     even = as_divided_evenly(observation, waiting(observation))
 
-    # The other ranks do 0.9 of an even share, each of its own group.
+    # The last rank does 1.3 of an even share of the work, the other three ranks 0.9.
     assert [group.share for group in even] == pytest.approx([0.3 / 1.3] * len(even), rel=0.02)
 
 

@@ -106,8 +106,8 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     # The uncertainty is at most half of the waiting, and decreases with the number of groups.
     assert 0 < finding.uncertainty.reference < 0.01
     assert 0 < shared_by_two.uncertainty.reference < finding.uncertainty.reference
-    # Half of the all-to-alls, those after the experts, hide late launches: in groups of four three
-    # ranks wait for the last one, in groups of two each waits for the other.
+    # Three of four ranks wait for the last one, or one of two for the other, and that at half of
+    # the all-to-alls: those after the experts.
     assert (finding.uncertainty.hiding, shared_by_two.uncertainty.hiding) == (0.75 / 2, 0.5 / 2)
 
 

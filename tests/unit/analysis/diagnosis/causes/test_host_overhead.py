@@ -176,7 +176,7 @@ def test_a_slow_host_launches_after_transfers_as_others_do_when_it_is_healthy() 
     _, typical = struck(shape, healthy)
 
     assert report.causes[0].where.workers == ((2, 1),)
-    # Without any launch time, the slowdown would be 0.8 % larger.
+    # With a reference that launches at once, the error would be 0.8 %.
     assert report.headline.slowdown == pytest.approx(slow / typical, rel=0.001)
 
 
