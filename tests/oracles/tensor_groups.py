@@ -67,7 +67,7 @@ class Machine:
 
     @property
     def passes(self) -> int:
-        """Return the number of passes in a step: one forward and two backward for each layer."""
+        """Return the number of passes in a step: a forward and a backward pass of each layer."""
         return 2 * self.layers
 
 
