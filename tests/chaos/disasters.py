@@ -1,4 +1,4 @@
-"""What happens to an installation while sessions are sent to it."""
+"""Disasters that happen to an installation while sessions are sent to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kill_server(installed: Installed, _draw: random.Random) -> None:
 
 
 def stop_server(installed: Installed, _draw: random.Random) -> None:
-    """End the server as a deployment does."""
+    """Stop the server as a deployment does."""
     installed.server.stop()
     installed.server.start()
 
@@ -44,18 +44,18 @@ def kill_workers(installed: Installed, _draw: random.Random) -> None:
 
 
 def stop_workers(installed: Installed, _draw: random.Random) -> None:
-    """End the workers as a deployment does."""
+    """Stop the workers as a deployment does."""
     installed.workers.stop()
     installed.workers.start()
 
 
 def kill_worker(installed: Installed, draw: random.Random) -> None:
-    """Kill a worker or a child of one, whichever."""
+    """Kill a random worker or child of one."""
     _signal_one(installed.workers, draw, signal.SIGKILL)
 
 
 def pause_worker(installed: Installed, draw: random.Random) -> None:
-    """Stop a worker or a child of one for longer than a lease, and let it go on."""
+    """Pause a worker or a child of one for longer than a lease, and continue it."""
     pid = _signal_one(installed.workers, draw, signal.SIGSTOP)
     if pid is not None:
         time.sleep(LEASE_S + 1.0)
@@ -69,20 +69,20 @@ def crash_database(installed: Installed, _draw: random.Random) -> None:
 
 
 def lose_redis(installed: Installed, _draw: random.Random) -> None:
-    """Take Redis away; it comes back empty."""
+    """Stop Redis; it comes back empty."""
     installed.redis.stop()
     time.sleep(AWAY_S)
     installed.redis.start()
 
 
 def empty_redis(installed: Installed, _draw: random.Random) -> None:
-    """Delete all that Redis holds."""
+    """Delete all data of Redis."""
     with contextlib.closing(installed.redis.client()) as client:
         client.flushall()
 
 
 def fill_redis(installed: Installed, _draw: random.Random) -> None:
-    """Let Redis refuse every write for a while, as where it is out of memory."""
+    """Make Redis refuse every write for a while, as if it was out of memory."""
     with contextlib.closing(installed.redis.client()) as client:
         client.config_set("maxmemory", 1)
         time.sleep(2 * AWAY_S)
@@ -90,7 +90,7 @@ def fill_redis(installed: Installed, _draw: random.Random) -> None:
 
 
 def half_open_clients(installed: Installed, _draw: random.Random) -> None:
-    """Open many connections that begin a body and go on with nothing."""
+    """Open many connections that begin a body and then send nothing."""
     with contextlib.ExitStack() as opened:
         for number in range(HALF_OPEN):
             with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ def _signal_one(process: Process, draw: random.Random, signum: int) -> int | Non
     return pid
 
 
-# A line here is a further one.
+# Another disaster needs one more line here.
 DISASTERS: Final[Mapping[str, Callable[[Installed, random.Random], None]]] = {
     disaster.__name__.replace("_", " "): disaster
     for disaster in (

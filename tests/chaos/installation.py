@@ -1,4 +1,4 @@
-"""A whole installation in processes of its own, which can be killed, stopped and taken away."""
+"""A whole installation in separate processes, which can be killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 LEASE_S: Final = 6.0
 AWAY_S: Final = 1.5
-# API processes, and analyses at once.
+# Numbers of API processes, and of analyses at the same time.
 PROCESSES: Final = 2
 
 
 class Process:
-    """A command of Paceline in a process of its own, with children; it is started again."""
+    """A command of Paceline in a separate process with children, which can be restarted."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self._command, self._environment, self._log = command, environment, log
@@ -48,13 +48,13 @@ class Process:
             )
 
     def kill(self) -> None:
-        """Kill it as a machine does that runs out of memory; its children follow by themselves."""
+        """Kill it, like a machine out of memory; its children end by themselves."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """End it as an operator does."""
+        """Stop it as an operator does."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -63,7 +63,7 @@ class Process:
                 self.kill()
 
     def children(self) -> list[int]:
-        """Return the processes below it, however deep."""
+        """Return all processes below it."""
         if self._process is None:
             return []
         parents: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What was sent and acknowledged, and what the database holds of it at the end."""
+"""A ledger of sent and acknowledged bodies, compared with the database at the end."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 WHOLE: Final = "whole"
 IN_CHUNKS: Final = "chunks"
 SEND_LIMIT_S: Final = 600.0
-# Without any progress for so long at the end, what is not analyzed counts as stuck.
+# Seconds without progress at the end after which a session that is not analyzed counts as stuck.
 STALLED_S: Final = 180.0
-# Of a hundred chunks, those whose connection is cut in the middle of them, before they are sent.
+# Percentage of chunks whose connection is first cut in the middle.
 CUT_PERCENT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of all that was acknowledged; `sent` and `stored` are bodies."""
+    """The fate of all acknowledged bodies; `sent` and `stored` count bodies."""
 
     sent: int
     stored: int
@@ -43,13 +43,13 @@ class Verdict:
     stuck: int
 
     def holds(self) -> bool:
-        """Return whether all that was acknowledged is there once, and judged."""
+        """Return whether all acknowledged bodies are stored once, and analyzed."""
         return self.sent == self.stored and not (self.lost or self.doubled or self.stuck)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Bodies that were acknowledged: whole sessions by their id, chunks by their path."""
+    """Acknowledged bodies: whole sessions by id, chunks by path."""
 
     whole: set[str] = field(default_factory=set)
     chunks: set[tuple[int, str, int]] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Ledger:
         self.whole.add(answer["session"])
 
     def send_in_chunks(self, installed: Installed, cycle: int, draw: random.Random) -> None:
-        """Send a session as a job does: every rank its chunks, at the same time as the others."""
+        """Send a session as a job does: all ranks send their chunks at the same time."""
         pieces: dict[str, list[bytes]] = {}
         for producer, _, body in chunks.parquet_pieces(bodies.trace()):
             pieces.setdefault(producer, []).append(body)
@@ -94,7 +94,7 @@ class Ledger:
             rank.join()
 
     def compared(self, installed: Installed) -> Verdict:
-        """Wait until everything has ended, and compare."""
+        """Wait until all work has ended, and compare."""
         stuck = _wait_for_reports(installed)
         operations = len(bodies.trace())
         with installed.container.reading() as tx:
@@ -132,7 +132,7 @@ class Ledger:
 
 
 def _wait_for_reports(installed: Installed) -> int:
-    """Wait until every session has its report; return how many have none and get none."""
+    """Wait until every session has its report; return the number of sessions that get none."""
     before, since_s = None, time.monotonic()
     while True:
         with installed.container.reading() as tx:
@@ -152,7 +152,7 @@ def _wait_for_reports(installed: Installed) -> int:
 def _persist(
     installed: Installed, method: str, path: str, body: bytes, params: Mapping[str, int | str]
 ) -> dict[str, str]:
-    """Send a body until it is taken, as the client does, and return the answer."""
+    """Send a body until it is accepted, like the client, and return the answer."""
     until_s = time.monotonic() + SEND_LIMIT_S
     said = "nothing"
     while time.monotonic() < until_s:

@@ -1,4 +1,4 @@
-"""Alerts on pages: a server whose alerts a test moves, and jobs that fire."""
+"""Alerts on pages: a server whose alerts tests drive, and jobs that fire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A server without workers, and what moves its alerts."""
+    """A server without workers, and shortcuts to its alerts."""
 
     url: str
     alerting: Alerting
@@ -35,13 +35,13 @@ def trace(seed: int, *, slow: bool) -> Trace:
     """Return a session of 2 × 2 workers on hosts, with or without a slow one."""
     job = JobModel(Sizes(dp=2, pp=2, tp=2), microbatches=6, steps=14, name="dense-34b")
     made = synthesize(job, [SlowWorker((1, 1), 2.0)] if slow else [], seed=seed).trace
-    # The same machines in every session: an incident is about a place.
+    # The same machines in every session, because an incident has a place.
     hosts = {rank: f"node-{17 + rank // 4}" for rank in range(8)}
     return dataclasses.replace(made, meta=dataclasses.replace(made.meta, hosts=hosts))
 
 
 def let_it_fire(place: Place, job: str = "dense-34b") -> uuid.UUID:
-    """Let slow sessions of a job be analyzed and everybody be told; return the latest session."""
+    """Analyze slow sessions of a job and send the messages; return the latest session."""
     analyzed(place.alerting.container, trace(1, slow=False), job)
     analyzed(place.alerting.container, trace(2, slow=True), job)
     latest = analyzed(place.alerting.container, trace(3, slow=True), job)
@@ -50,10 +50,10 @@ def let_it_fire(place: Place, job: str = "dense-34b") -> uuid.UUID:
 
 
 def link_of(receiver: Receiver, at: int = -1) -> str:
-    """Return where a message says that its incident is acknowledged."""
+    """Return the link to the incident in a message."""
     return str(receiver.got[at].json["alerts"][0]["annotations"]["incident"])
 
 
 def act(page: Page, label: str) -> None:
-    """Choose a button."""
+    """Click a button."""
     page.get_by_role("button", name=label, exact=True).click()

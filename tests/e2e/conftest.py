@@ -1,4 +1,4 @@
-"""A browser and two kinds of server: a whole installation, and one whose states a test drives."""
+"""A browser and two kinds of server: a whole installation, and one whose states tests change."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 def browser() -> Iterator[Browser]:
     """Yield the system's Chromium.
 
-    Its build without windows, where there is one: the same pages for three quarters of the
-    processor time.
+    Its headless shell, if installed, shows the same pages in three quarters of the processor time.
     """
     program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if program is None:
@@ -50,13 +49,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def windows(browser: Browser) -> Windows:
-    """Return the browser's windows, which tests use one after the other."""
+    """Return the profiles of the browser, which tests use one after the other."""
     return Windows(browser)
 
 
 @pytest.fixture
 def visitor(windows: Windows) -> Iterator[Visitor]:
-    """Yield what opens pages; fails the test on errors, violations and foreign requests."""
+    """Yield a visitor of pages; fails the test on errors, violations and foreign requests."""
     visitor = Visitor(windows)
     yield visitor
     visitor.close()
@@ -67,7 +66,7 @@ def visitor(windows: Windows) -> Iterator[Visitor]:
 def installation(browser: Browser) -> Iterator[str]:
     """Yield the address of a whole, empty installation."""
     del browser  # Without one nothing needs to be started.
-    # The database runs as another account than root, which may not enter pytest's directories.
+    # PostgreSQL runs as another account than root, which may not enter pytest's directories.
     with tempfile.TemporaryDirectory(prefix="paceline-e2e-") as directory:
         Path(directory).chmod(0o755)
         with Installation(Path(directory)) as running:
@@ -76,7 +75,7 @@ def installation(browser: Browser) -> Iterator[str]:
 
 @pytest.fixture
 def site(browser: Browser, container: Container) -> Iterator[str]:
-    """Yield the address of a server without workers: sessions move when the test moves them."""
+    """Yield the address of a server without workers, whose sessions change with the test only."""
     del browser
     with served(container, listen_again(container.settings)) as address:
         yield address
@@ -84,7 +83,7 @@ def site(browser: Browser, container: Container) -> Iterator[str]:
 
 @pytest.fixture
 def place(browser: Browser, settings: Settings) -> Iterator[Place]:
-    """Yield a server without workers that may send to this machine, and what moves its alerts."""
+    """Yield a server that may send to this machine, without workers, with shortcuts to alerts."""
     del browser
     listener = listen_again(settings)
     url = address_of(listener).rstrip("/")
@@ -104,6 +103,6 @@ def place(browser: Browser, settings: Settings) -> Iterator[Place]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Yield what receives alerts."""
+    """Yield a receiver of alerts."""
     with Receiver() as running:
         yield running

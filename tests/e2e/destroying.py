@@ -1,4 +1,4 @@
-"""The dialog that asks before something is destroyed."""
+"""The dialog that confirms the deletion of an object."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def destroy(page: Page, button: Locator, verb: str, *, typed: str = "") -> None:
     if typed:
         expect(dialog.get_by_role("button", name=verb, exact=True)).to_be_disabled()
         dialog.get_by_role("textbox").fill(typed)
-    # Armed after a moment.
+    # The dialog's button is enabled after a moment.
     dialog.get_by_role("button", name=verb, exact=True).click()
     expect(dialog).to_have_count(0)

@@ -1,4 +1,4 @@
-"""What holds for every page, in every window and color scheme."""
+"""Checks of every page, in every window and color scheme."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 WIDE_LIGHT = LOOKS[0]
-# By day in one look: test_walk.py has every page in all of them.
+# By day in one window and scheme only: test_walk.py shows every page in all of them.
 in_every_look = pytest.mark.parametrize(
     "look", [WIDE_LIGHT, *every_night(*LOOKS[1:])], ids=lambda look: look.name
 )
 
 
 def expect_well_made(page: Page, site: str, look: Look) -> None:
-    """Expect what holds for every page."""
+    """Check the properties that every page must have."""
     assert check(page, "overflow") <= 0
     assert check(page, "lowContrast") == []
     assert check(page, "unnamed") == []

@@ -1,4 +1,4 @@
-"""What a person sees on a page."""
+"""Checks and pictures of a page as a person sees it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.e2e.visiting import REPOSITORY
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-# Where pictures of pages are kept for a look; without it none are taken, which takes its time.
+# Folder for pictures of pages; unset: no pictures, which take time.
 SCREENSHOTS: Final = os.environ.get("PACELINE_SCREENSHOTS")
 CHECKS: Final = Path(__file__).with_name("checks.js")
 AXE: Final = REPOSITORY / "node_modules" / "axe-core" / "axe.min.js"
 
-# Each is evaluated from outside: the page's own policy would refuse the script an element.
+# Scripts for `evaluate`, because the page's policy refuses added script elements.
 _HAS_AXE: Final = "typeof axe === 'object'"
 _VIOLATIONS: Final = """
 (async () => {
@@ -39,7 +39,7 @@ def check(page: Page, name: str) -> Any:  # noqa: ANN401 - what JavaScript retur
 
 
 def barriers(page: Page) -> list[str]:
-    """Return what axe-core calls serious or critical on a page."""
+    """Return the problems on a page that axe-core calls serious or critical."""
     if not AXE.exists():
         skip_or_fail("axe-core is not installed: make js")
     if not page.evaluate(_HAS_AXE):
@@ -57,8 +57,8 @@ def wait_for_figures(page: Page) -> None:
 
 
 def wait_for_plots(page: Page) -> None:
-    """Wait until every figure that needs nothing more from the server is drawn."""
-    # Figures of a library are drawn when they are seen.
+    """Wait until every figure that needs no further data is drawn."""
+    # Figures of a library are drawn when they come into view.
     for figure in page.locator("[data-figure]").all():
         seen(figure)
         expect(figure).to_have_attribute("data-drawn", "")
@@ -66,12 +66,12 @@ def wait_for_plots(page: Page) -> None:
 
 
 def seen(figure: Locator) -> None:
-    """Bring a figure into view, as who wants to see it does."""
+    """Scroll a figure into view, as a user does."""
     figure.evaluate("(figure) => figure.scrollIntoView({ block: 'center' })")
 
 
 def keep(seen: Page | Locator, name: str) -> None:
-    """Keep a picture of a whole page, or of a part, where one is asked for."""
+    """Store a picture of a page, or of a part, if pictures are requested."""
     if SCREENSHOTS is None:
         return
     path = Path(SCREENSHOTS) / f"{name}.png"

@@ -1,4 +1,4 @@
-"""Sessions that the pages of the tests show."""
+"""Sessions for tests of pages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def job_trace() -> Trace:
 
 
 def healthy(seed: int) -> Trace:
-    """Return an earlier session of the same job, when all was well."""
+    """Return an earlier, healthy session of the same job."""
     job = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="dense-34b")
     return synthesize(job, seed=seed).trace
 
 
 def analyzed(container: Container, trace: Trace, job: str) -> Stored:
-    """Store a session and analyze it here."""
+    """Store a session and analyze it in this process."""
     stored = store(container, trace, job=job)
     held = claim(container, stored.run)
     assert held is not None
@@ -42,12 +42,12 @@ def analyzed(container: Container, trace: Trace, job: str) -> Stored:
 
 
 def without_hosts(trace: Trace) -> Trace:
-    """Return a session whose sender names no hosts."""
+    """Return a session whose metadata name no hosts."""
     return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, hosts={}, gpus={}))
 
 
 def on_long_hosts(trace: Trace) -> Trace:
-    """Return a session whose hosts have names as clouds give them."""
+    """Return a session on hosts with long names, as in clouds."""
     hosts = {
         rank: f"ip-10-0-{rank // 8}-17.us-east-2.compute.internal" for rank in trace.meta.hosts
     }

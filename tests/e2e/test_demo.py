@@ -1,4 +1,4 @@
-"""A walk over the demo: what someone sees who looks at the product for the first time."""
+"""A walk over the demo, as by a new user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGES: Final = (
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
-    """Yield the address of a demo whose history is there whole."""
+    """Yield the address of a demo with its whole history."""
     with told_demo() as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""What destroys asks first, and a wrong click destroys nothing."""
+"""Deletions are confirmed first, and a wrong click deletes nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_wherever_the_pointer_rests_no_series_of_clicks_deletes_a_session(
     assert box is not None
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    # As if the dialog opened under the pointer.
+    # The pointer is where the dialog opens.
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
     button.evaluate("button => button.click()")

@@ -1,4 +1,4 @@
-"""The documentation in a browser: under the policy of all pages, from this server alone."""
+"""The documentation in a browser: with the content security policy, from this server alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the site, built as `make docs` builds it: a link that leads nowhere ends that."""
+    """Return the site, built as by `make docs`, which fails at a broken link."""
     if importlib.util.find_spec("mkdocs") is None:
         skip_or_fail("there is no mkdocs")
     directory: Path = tmp_path_factory.mktemp("documentation") / "site"
@@ -61,7 +61,7 @@ def test_every_page_is_readable_whole_and_from_this_server(
         if name in (".", "verdict", "http-api", "causes"):
             assert barriers(page) == [], name
             keep(page, f"docs-{name.replace('.', 'index')}-{look.name}")
-    # What is on the pages comes from here; what they cite is elsewhere.
+    # Pages load everything from this server; only links lead elsewhere.
     assert {url for url in visitor.requested if not url.startswith(documented)} == set()
 
 

@@ -1,4 +1,4 @@
-"""The page of the fleet at work: filters, the archive, and without scripts."""
+"""The page of the fleet: filters, the archive, and use without scripts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_labels_are_printed_on_demand_and_a_click_on_one_filters(
     expect(chips).to_have_count(0)
 
 
-# The rows of a table that are higher than one line.
+# Returns the table's rows that are higher than one line.
 _HIGHER = """
 (table) => {
   const line = parseFloat(getComputedStyle(document.documentElement).getPropertyValue('--row'));
@@ -108,7 +108,7 @@ _HIGHER = """
 def test_every_job_and_every_session_is_one_line_and_shows_whole_where_it_is_pointed_at(
     container: Container, site: str, visitor: Visitor
 ) -> None:
-    """However long names are; the page is wide."""
+    """Long names are cut in a wide table, and shown whole in a tooltip."""
     uneven = JobModel(Sizes(dp=8, pp=1, tp=1), microbatches=4, steps=16, name="dense-9b")
     trace = synthesize(uneven, [UnevenMicrobatches(more=2, dp=0)], seed=3).trace
     name = "dense-34b-continued-pretraining-with-long-context"

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
-# Of the page of a hang, whatever the number of its ranks.
+# Limits on the page of a hang, for any number of ranks.
 MOST_BOXES = 12
 MOST_ELEMENTS = 1_000
 STAGES = [tuple(range(8)), tuple(range(8, 16))]
 PAIRS = [(rank, rank + 8) for rank in range(8)]
-# Stage 1 computes first; two of its ranks never enter the second collective of their stage.
+# Two ranks of stage 1, whose collectives come first, never enter its second collective.
 HANGING = Hanging(
     16,
     [STAGES, PAIRS, STAGES, PAIRS],
@@ -105,7 +105,7 @@ def test_files_dropped_on_a_job_become_a_hang(
 
 
 def _work(container: Container) -> None:
-    """Do what is queued, as a worker does."""
+    """Run the queued tasks, in place of a worker."""
     with container.reading() as tx:
         [run] = tx.session.execute(
             select(TaskRun.id).where(TaskRun.kind == READ_HANG, TaskRun.state == "queued")
@@ -119,7 +119,7 @@ def test_whoever_sends_a_large_archive_sees_that_it_waits_and_then_its_page(
 ) -> None:
     store(container, small_trace(), job="moe")
     page = visitor.open(f"{site}/jobs/moe", look)
-    # Folded as it is: what becomes of the files is seen all the same.
+    # The panel stays folded, but shows the upload's outcome.
     panel = page.locator("[data-hang-files]")
     field = page.get_by_label("Dumps of a hang")
     nothing = archived({"notes": b" " * (MOST_AT_ONCE_BYTES + 1)})
@@ -153,7 +153,7 @@ def test_the_page_of_a_hang_of_sixteen_thousand_ranks_can_be_read(
     page = visitor.open(f"{site}/hangs/{answer['hang']}", look)
     expect(page.locator("h1")).to_contain_text("16,382 ranks wait for ranks 9003 and 12000")
     took_s = time.monotonic() - began_s
-    # Folded: few boxes, lines and elements however many ranks there are.
+    # Ranks are folded: few boxes, lines and elements for any number of ranks.
     assert page.locator(".waits:visible g").count() <= MOST_BOXES
     assert page.evaluate("document.querySelectorAll('*').length") <= MOST_ELEMENTS
     expect(page.locator(".frames")).to_have_count(2)

@@ -1,4 +1,4 @@
-"""Hosts in a browser: found by what they cost, looked into, repaired."""
+"""Hosts in a browser: found by their cost, inspected, repaired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fleet(container: Container) -> None:
-    """Store weeks of two jobs on six hosts, one of which is slow again and again."""
+    """Store weeks of two jobs on six hosts, one of which is slow repeatedly."""
     for day in range(28, 0, -1):
         slow = 1.0 if day > 9 else 1.2 + 0.04 * (9 - day)
         hosts = {f"node-{100 + n}": reading(1.0 + 0.01 * n) for n in range(4)}

@@ -1,4 +1,4 @@
-"""From an empty fleet to the operations that are slow, on a whole installation."""
+"""From an empty fleet to the slow operations, on a whole installation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
 
 SLOW = (2, 1)
-# What is around the cells of the map, and left and right of the bars of the strip, in pixels.
+# Margins in pixels: around the cells of the map, and left and right of the bars of the strip.
 CELLS = (48, 28, 96, 32)
 
 
@@ -50,7 +50,7 @@ def upload(site: str, job: str, trace: Trace) -> str:
 
 
 def mark(page: Page) -> None:
-    """Leave a mark that a reload would wipe away."""
+    """Mark the page, so that a reload can be detected."""
     page.evaluate("window.marked = true")
 
 
@@ -59,7 +59,7 @@ def is_marked(page: Page) -> bool:
 
 
 def center(page: Page, dp: int, pp: int) -> tuple[float, float]:
-    """Return where the middle of a worker's cell is in the window."""
+    """Return the center of a worker's cell in the window."""
     left, top, right, bottom = CELLS
     box = page.locator("#heatmap").bounding_box()
     assert box is not None
@@ -105,7 +105,8 @@ def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: 
     expect(page.locator("#timeline")).to_have_attribute("data-drawn", str(step))
     expect(page.locator("#timeline-title")).to_contain_text(f"Step {step} took")
 
-    # The slow worker's lane: DP rank 2 begins after 8 lanes and two gaps, its stage 1 is next.
+    # The lane of worker (2, 1): DP rank 2 begins below 8 lanes and two gaps, and stage 1 is its
+    # second lane.
     page.locator("#timeline").scroll_into_view_if_needed()
     box = page.locator("#timeline").bounding_box()
     assert box is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fleet(container: Container) -> None:
-    """Store a week of twelve jobs, each slower than the one before it, and the week before."""
+    """Store a week of twelve jobs, each slower than the previous one, and the week before."""
     for number in range(12):
         for day in (1, 3, 9):
             session(

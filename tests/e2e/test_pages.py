@@ -1,4 +1,4 @@
-"""Each page in each window and color scheme: readable, whole, and from this server alone."""
+"""Each page in each window and color scheme: readable, complete, from this server alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_page_of_a_session(
     expect(page).to_have_title(re.compile("^dense-34b, session 2: .*slower, worker"))
     expect(page.get_by_role("link", name="Session 1")).to_be_visible()
     if look.size != NARROW:
-        # The first screen answers: who, when, and what to do.
+        # The first screen shows the slow worker, the slow steps, and the fix.
         for answer in ("h1", ".facts", "#heatmap", ".workers", ".fixes", "#step"):
             box = page.locator(answer).bounding_box()
             assert box is not None
@@ -70,7 +70,8 @@ def test_the_pages_of_the_fleet_and_of_a_job(
     expect(page.locator("table.fleet tbody tr")).to_have_count(3)
     first = page.locator("table.fleet tbody tr").first
     expect(first).to_contain_text("dense-34b")
-    # A worker that is slow for certain fires at once; without an incident it would say "Slow".
+    # The rule for certain slow workers fires at once; without an incident the state would be
+    # "Slow".
     expect(first.get_by_text("Firing", exact=True)).to_have_count(1)
     keep(page, f"fleet-{look.name}")
     expect_well_made(page, site, look)

@@ -1,4 +1,4 @@
-"""Plans in a browser: asked for, followed, read, canceled and asked for again."""
+"""Plans in a browser: requested, followed, read, canceled and requested again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def large_spec() -> dict[str, Any]:
-    """Return fifty layers, heavier in their middle, on 24 devices of three types."""
+    """Return fifty layers, with larger ones in the middle, on 24 devices of three types."""
     layers = [
         {
             "forward_ms": 6.0 if at in (0, 49) else 17.0 if at < 10 else 44.0 if at < 45 else 12.0,
@@ -191,7 +191,7 @@ def test_the_table_of_devices_and_the_text_say_the_same(site: str, visitor: Visi
     page.keyboard.press("Control+A")
     page.keyboard.type("6")
     page.get_by_label("GiB a GPU, row 2").fill("40")
-    # What is typed stays, even where it is no number.
+    # The typed text stays, even if it is no number.
     page.get_by_label("Speed, row 1").fill("fast")
     page.get_by_role("button", name="Remove row 2").press("Enter")
     expect(rows).to_have_count(2)
@@ -274,7 +274,7 @@ def test_the_schedule_is_read_and_zoomed_by_keys_and_pointer(
 def test_the_page_of_a_session_recommends_a_template(
     container: Container, site: str, visitor: Visitor, look: Look
 ) -> None:
-    """The demo's slow worker, as the demo sends it."""
+    """The slow worker of the demo, in the demo's own session."""
     trace = SCENARIOS["slow-worker"].synthesize(3).trace
     stored = analyzed(container, trace, "dense-180b")
     page = visitor.open(f"{site}/sessions/{stored.session}", look)

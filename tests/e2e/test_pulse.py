@@ -1,4 +1,4 @@
-"""A job, live, in a browser: who is slow, since when, on a map that grows; recorded on demand."""
+"""A running job in a browser: the slow rank on a live map, and a session on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = Minutes(ranks=1024, minutes=720, slow=SLOW, slow_minutes=25, stages=8)
 
 
 def send(site: str, container: Container, job: str = "llm") -> str:
-    """Send the pulse of a job of which a rank gets slow; return what was asked of it."""
+    """Send the pulse of a job in which a rank becomes slow; return the requests in the answers."""
     made, _ = slow_job()
     asked = ""
     with client_of(site) as client:
@@ -35,7 +35,7 @@ def send(site: str, container: Container, job: str = "llm") -> str:
             answer = client.post(f"/api/v1/jobs/{job}/attempts/1/pulse", content=body)
             record = answer.raise_for_status().json()["record"]
             asked = record["reason"] if record else asked
-            # Both hosts have said what they did.
+            # Processed after the bodies of both hosts.
             while number % 2 and advance_pulses(container, timedelta(0)):
                 pass
     return asked
@@ -99,7 +99,7 @@ def test_the_map_is_zoomed_to_the_hosts_of_a_stage(
         page.keyboard.press("+")
     expect(chart).to_have_attribute("data-shown", "64 × 45")
     assert float(chart.get_attribute("data-drawn-ms") or "inf") < 500
-    # The chosen cell is where it was, and what moves on keeps it in sight.
+    # The chosen cell keeps its place, and moving it scrolls the map.
     expect(chart.locator(".at")).to_have_count(1)
     page.keyboard.press("Shift+ArrowUp")
     for _ in range(5):
@@ -137,7 +137,7 @@ def test_the_map_is_zoomed_and_moved_with_the_mouse_and_with_two_fingers(
     page.mouse.up()
     assert labels.text_content() != before
     expect(chart).to_have_attribute("data-shown", "512 × 360")
-    # Without a key the wheel scrolls the page.
+    # Without a modifier key, the wheel scrolls the page.
     page.mouse.wheel(0, -100)
     expect(chart).to_have_attribute("data-shown", "512 × 360")
     page.keyboard.down("Control")
@@ -159,7 +159,7 @@ def test_the_map_is_zoomed_and_moved_with_the_mouse_and_with_two_fingers(
     touch("touchMove", -60, 60)
     touch("touchMove", -80, 80)
     touch("touchEnd")
-    # The finger that is lifted last has chosen nothing.
+    # Lifting the last finger of a gesture chooses no cell.
     expect(page.locator("#pulse-cell")).to_have_text(cell)
     expect(chart).to_have_attribute("data-shown", "512 × 360")
 
@@ -174,12 +174,12 @@ def test_new_minutes_appear_without_a_reload(
     expect(chart).to_have_attribute("data-drawn", "49")
     page.evaluate("window.same = true")
     Minutes(ranks=16, minutes=50, slow=3, slow_minutes=1, factor=1.6).keep(container, "llm")
-    # Or one more, where a minute has begun meanwhile.
+    # 51 if a minute has begun meanwhile.
     expect(chart).to_have_attribute("data-drawn", re.compile("^5[01]$"))
     chart.focus()
     expect(page.locator("#pulse-cell")).to_contain_text("Rank 3")
     assert page.evaluate("window.same")
-    # There is less than an hour; another choice stands in the address.
+    # The pulse is shorter than an hour; the address keeps another choice.
     expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )

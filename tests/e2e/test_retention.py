@@ -1,4 +1,4 @@
-"""What is kept: the page of a project's rules, and what pages of sessions and jobs offer."""
+"""Retention: the page of a project's rules, and the buttons on pages of sessions and jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rules_of_what_is_kept_are_changed_on_their_page(
     keep(page, f"retention-{look.name}")
     expect_well_made(page, site, look)
 
-    # Rules that would take away what there is name it first.
+    # Rules that would delete existing data show these first.
     page.get_by_label("Operations: GiB").fill("0")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_contain_text("operations: 1.")
@@ -98,7 +98,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     keep(page, f"trace-gone-{look.name}")
     expect_well_made(page, site, look)
 
-    # Nor are heatmaps of single steps: the page asks for none, whatever its address says.
+    # Heatmaps of single steps are deleted too: the page requests none, whatever its address names.
     set_rules(container, RetentionRules(traces=Keep(days=30), heatmaps=Keep(days=30)))
     assert keep_to_rules(container) == 2
     page.goto(f"{site}/sessions/{kept.session}?step=5")

@@ -1,4 +1,4 @@
-"""Tensor-parallel groups in a browser: followed while the job reports, and switched."""
+"""Tensor-parallel groups in a browser: updated while the job reports, and switched."""
 
 from __future__ import annotations
 

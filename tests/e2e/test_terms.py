@@ -1,4 +1,4 @@
-"""Terms explain themselves: on hover, on focus and on a tap; Escape closes what they say."""
+"""Tooltips of terms: on hover, on focus and on a tap; Escape closes them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_tap_explains_and_the_next_one_follows(
     term.tap()
     term.tap()
     page.wait_for_url("**/docs/glossary/**")
-    # The documentation is not built here.
+    # The documentation is not built in this test.
     visitor.expects("404")
 
 

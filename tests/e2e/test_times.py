@@ -1,4 +1,4 @@
-"""Times of pages are those of the reader's zone, with UTC on hover; UTC where the reader asks."""
+"""Times on pages are in the reader's zone with UTC on hover, or in UTC on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
-# Of a window's size; entries of the top bar take their places when scripts run.
+# Largest layout shift, as a share of a window's size; scripts move entries of the top bar.
 STILL = 0.01
 FULL_OF_TIMES = ("/", "/jobs/{job}", "/incidents/{incident}", "/access/audit", "/hosts/{host}")
 EAST = Look("kolkata", WIDE, "light", "Asia/Kolkata")
@@ -50,7 +50,7 @@ def test_every_time_is_the_readers(
 
 
 def _fault(look: Look, moment: str, form: str, text: str, title: str) -> str:
-    """Return what is wrong with a time; empty if nothing is."""
+    """Return the fault of a time; empty if there is none."""
     at = datetime.fromisoformat(moment)
     utc, here = at.astimezone(ZoneInfo("UTC")), at.astimezone(ZoneInfo(look.zone))
     if not title.endswith(f"{utc.day} {utc:%b %Y %H:%M:%S} UTC"):

@@ -1,4 +1,4 @@
-"""Pages that on-call engineers trust: sums, silent jobs, what is asked of whom, since when."""
+"""Properties that on-call engineers rely on: sums, silent jobs, requests to users, begin times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def jobs(page: Page, table: str = "jobs") -> list[str]:
-    """Return the names of a table's jobs in their order."""
+    """Return the names of a table's jobs in order."""
     return page.locator(f"table.{table} tbody a[href*='/jobs/']").all_inner_texts()
 
 
@@ -48,7 +48,8 @@ def test_silent_jobs_stand_apart_and_are_not_in_the_sum(place: Place, visitor: V
 def test_jobs_are_sorted_by_what_they_lose_each_hour(
     container: Container, site: str, visitor: Visitor
 ) -> None:
-    # Longer steps lose more in a session, more GPUs lose more in an hour.
+    # One job loses most in its session, because of longer steps; the other one in an hour, because
+    # of more GPUs.
     analyzed(container, small_trace(), "small")
     analyzed(container, job_trace(), "large")
     page = visitor.open(f"{site}/")
@@ -102,7 +103,7 @@ def test_the_page_of_a_job_has_its_incidents_and_they_are_taken_there(
 
 
 def test_no_name_is_asked_for_where_nothing_can_be_done(place: Place, visitor: Visitor) -> None:
-    # Of one session the rules say nothing yet: the incident is pending.
+    # After one session the incident is only pending.
     stage = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
     place.alerting.session(1.14, stage, job="speech-3b")
     page = visitor.open(f"{place.url}/incidents")

@@ -42,7 +42,7 @@ PASSWORD = "correct horse battery"  # noqa: S105 - of a test
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """Return a folder as a profiler leaves it, with a log of the job."""
+    """Return a folder of a profiler's files, with a log of the job."""
     folder = tmp_path / "llama-70b"
     for rank in range(2):
         place = folder / f"node-{rank}"
@@ -61,7 +61,7 @@ def states(container: Container) -> list[tuple[str, SessionState]]:
 
 
 def drop(page: Page, folder: Path) -> None:
-    """Drop the files of a folder on the page, as far as a script can."""
+    """Drop the files of a folder on the page, as far as a script can do so."""
     files = [
         {"name": path.name, "bytes": list(path.read_bytes())}
         for path in sorted(folder.rglob("*"))
@@ -92,7 +92,7 @@ def test_a_folder_that_is_chosen_on_an_empty_fleet_becomes_a_session(
     expect(panel.get_by_role("heading")).to_have_text("Drop a profiler folder here")
     expect_well_made(page, site, look)
     keep(page, f"upload-empty-{look.name}")
-    # As the keyboard reaches it; the dialog is the browser's.
+    # Opened by the keyboard; the dialog is the browser's.
     with page.expect_file_chooser() as chooser:
         panel.get_by_role("button", name="Choose a folder…").press("Enter")
     chooser.value.set_files(traces)
@@ -194,7 +194,7 @@ def test_an_archive_is_sent_as_it_is(
 
 
 def begun(page: Page, container: Container, traces: Path) -> list[Route]:
-    """Begin an upload whose second file never arrives."""
+    """Start an upload whose second file never arrives."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -223,7 +223,7 @@ def test_an_upload_that_is_canceled_leaves_nothing(
 
 
 def leave(page: Page) -> None:
-    """Leave a page that uploads; what it was about to send is lost, which closing it would send."""
+    """Leave a page that uploads, without the request that closing the tab would send."""
     page.once("dialog", lambda dialog: dialog.accept())
     page.goto("about:blank")
     page.close()

@@ -1,6 +1,6 @@
-"""A walk over every page of the dashboard, all of one server: whole, readable, and without errors.
+"""A walk over every page of the dashboard, on one server: complete, readable, without errors.
 
-The other tests of this folder hold what a page says and does.
+The other tests of this folder check the content and the behavior of pages.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
-# Files, links of saved views, the index of the client's wheel, parts of a live page, and the
-# documentation, which `test_documentation.py` walks over.
+# Routes that are no pages of their own: files, links of saved views, the index of the client's
+# wheel, parts of a live page, and the documentation, which `test_documentation.py` tests.
 NO_PAGES = (
     *("/live", ".csv", ".zip", "/{name}", "/{address:path}"),
     *("/docs", "/views/{view}", "/client", "/client/"),
@@ -78,7 +78,7 @@ def test_a_long_name_of_a_job_widens_no_page(
 
 
 def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[str, str]:
-    """Return an address for each route of a page, with something on all of them."""
+    """Return an address for each route of a page, with data on all of them."""
     alerting = place.alerting
     channel = alerting.channel(receiver, "ops-bus")
     session = let_it_fire(place, job)
@@ -126,7 +126,7 @@ def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[
 
 
 def routes(place: Place) -> set[str]:
-    """Return the routes of pages, as the application knows them."""
+    """Return the application's routes of pages."""
     contexts = iter_route_contexts(create_app(place.alerting.container).routes)
     return {
         path

@@ -1,4 +1,4 @@
-"""A browser's visits to a server, and a whole installation to visit."""
+"""Visits of a browser to a server, and a whole installation to visit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 
-# Without these the browser calls home.
+# These disable the browser's own requests to its vendor.
 BROWSER_ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -47,7 +47,7 @@ NARROW = (390, 844)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A window and a color scheme."""
+    """A size of the window, and a color scheme."""
 
     name: str
     size: tuple[int, int]
@@ -55,7 +55,7 @@ class Look:
     zone: str = "UTC"  # time zone of the reader
 
 
-# Each window and each scheme once; every night all of their combinations.
+# By day each size and each scheme once; every night all combinations.
 LOOKS: tuple[Look, ...] = (
     Look("wide-light", WIDE, "light"),
     Look("narrow-dark", NARROW, "dark"),
@@ -64,11 +64,11 @@ LOOKS: tuple[Look, ...] = (
 
 
 class Windows:
-    """Profiles of a browser, one for each look, emptied after a test and used by the next.
+    """Profiles of a browser, one for each look, emptied after a test and used by the next one.
 
-    A renderer that has run the pages' scripts once shows the next page for a third of the
-    processor time. So every profile keeps a tab on a server's ``/healthz``, where nothing runs;
-    this tab opens those of the tests, which therefore live in its process.
+    A renderer that has run the pages' scripts once shows the next page in a third of the processor
+    time. Every profile therefore keeps a tab on a server's ``/healthz``, without scripts. This tab
+    opens the tabs of tests, which thus share its renderer.
     """
 
     def __init__(self, browser: Browser) -> None:
@@ -87,7 +87,7 @@ class Windows:
         return opened.value
 
     def profile(self, look: Look) -> BrowserContext:
-        """Return an empty profile that nothing else uses."""
+        """Return an empty profile that no other test uses."""
         width, height = look.size
         return self._browser.new_context(
             viewport={"width": width, "height": height},
@@ -98,7 +98,7 @@ class Windows:
         )
 
     def empty(self, origins: Iterable[str]) -> None:
-        """Close all tabs, forget what their pages stored, and profiles that are not kept."""
+        """Close all tabs, delete the data of their pages, and close additional profiles."""
         keepers = {keeper.context: keeper for keeper in self._keepers.values()}
         for context in self._browser.contexts:
             keeper = keepers.get(context)
@@ -120,7 +120,7 @@ class Windows:
 
 
 class Visitor:
-    """Opens pages and remembers what must not happen on any of them."""
+    """Opens pages, and records errors that no page may have."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
@@ -130,7 +130,7 @@ class Visitor:
         self.requested: set[str] = set()
 
     def open(self, url: str, look: Look = LOOKS[0], *, alone: bool = False) -> Page:
-        """Open an address in a new tab of the test's profile, or alone in a profile of its own."""
+        """Open an address in a new tab of the test's profile, or `alone` in a separate profile."""
         origin = _origin(url)
         self._origins.add(origin)
         windows = self._windows
@@ -143,9 +143,9 @@ class Visitor:
         return page
 
     def expects(self, *answers: str) -> None:
-        """Let the browser report these by itself: ``"404"``, ``"ERR_FAILED"``.
+        """Allow errors that the browser reports by itself: ``"404"``, ``"ERR_FAILED"``.
 
-        It says what a request was answered some time after the page has the answer.
+        The browser reports the status of an answer some time after the page has got it.
         """
         self._expected.update(answers)
         self.complaints[:] = [said for said in self.complaints if not self._is_expected(said)]
@@ -154,11 +154,11 @@ class Visitor:
         return any(answer in said for answer in self._expected)
 
     def close(self) -> None:
-        """Close every tab, and leave nothing that the next test could find."""
+        """Close every tab and delete all data of the pages."""
         self._windows.empty(self._origins)
 
     def _console(self, message: ConsoleMessage) -> None:
-        # Violations of the content security policy come out here as errors.
+        # Violations of the content security policy are errors on the console.
         if message.type in ("error", "warning") and not self._is_expected(message.text):
             self.complaints.append(f"{message.type} on the console: {message.text}")
 
@@ -170,24 +170,24 @@ class Visitor:
             self.complaints.append(f"request to another host: {request.url}")
 
 
-# Where this process's servers listen, one after the other: a browser has compiled the scripts of an
-# address that it knows.
+# Ports of this process's servers, used one after the other: the browser keeps compiled scripts by
+# address.
 _ports: list[int] = []
 
 
 def listen_again(settings: Settings) -> socket.socket:
-    """Return a socket where this process's last server listened, or at any free port."""
+    """Return a socket at the port of this process's last server, or at any free port."""
     try:
         listener = listen(settings.model_copy(update={"port": _ports[-1] if _ports else 0}))
     except StartupError:
-        # It still listens, or something else does by now.
+        # The last server still listens, or another program has taken its port.
         listener = listen(settings.model_copy(update={"port": 0}))
     _ports.append(listener.getsockname()[1])
     return listener
 
 
 class Installation:
-    """`paceline serve` with its own database and workers, in a process of its own."""
+    """`paceline serve` with an embedded database and workers, in a separate process."""
 
     def __init__(self, directory: Path) -> None:
         self._words = directory / "words"
@@ -210,7 +210,7 @@ class Installation:
     def __enter__(self) -> Self:
         try:
             self.url = wait_for(self._announced, "announcement").rstrip("/")
-            # Another process may answer at a port that this one had.
+            # Another process may have taken the port meanwhile.
             assert httpx.get(f"{self.url}/healthz").json()["instance"] == self._name
             wait_for(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, "readiness")
         except BaseException:

@@ -1,4 +1,4 @@
-"""Damaged traces for the engine: what the edge lets through is analyzed or refused in words."""
+"""Damaged traces for the engine: each one is analyzed or refused with a code."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ JOBS: Final = (
 
 @cache
 def modeled() -> tuple[Trace, ...]:
-    """Return traces to damage that run as the paper has it: of every schedule, with noise."""
+    """Return traces of every schedule in the paper's model with noise, to be damaged."""
     traces = [executed(job, steps=STEPS, seed=seed)[0] for seed, job in enumerate(JOBS)]
     return (*traces, session(dp=2, pp=2, steps=STEPS, microbatches=3).trace)
 
 
 @cache
 def bases() -> tuple[Trace, ...]:
-    """Return traces to damage: those, some as hosts run them, and the published ones if here."""
+    """Return traces to damage: modeled ones, ones that hosts slow, and any published ones."""
     hosts = [
         run(replace(scenario.job, dp=2, pp=2, microbatches=3, steps=STEPS)).trace
         for scenario in HOST_SCENARIOS.values()
@@ -74,7 +74,7 @@ def _with(trace: Trace, **columns: NDArray[np.signedinteger[Any]]) -> Trace:
 
 
 def _chosen(trace: Trace, rng: Generator) -> NDArray[np.bool_]:
-    """Choose rows that have something in common, or none."""
+    """Choose rows with a common property, or none."""
     rows = np.ones(len(trace), dtype=bool)
     for name in rng.choice(["rank", "step", "op", "pp", "mb", "order", "none"], rng.integers(1, 4)):
         if name == "none":
@@ -161,7 +161,7 @@ def freeze(trace: Trace, rng: Generator) -> Trace:
 
 
 def repeat(trace: Trace, rng: Generator) -> Trace:
-    """Let some operations run again, later in their step or in a step of their own."""
+    """Repeat some operations, later in their step or in another step."""
     more = select(trace, _chosen(trace, rng))
     if not len(more):
         return trace
@@ -184,7 +184,7 @@ DAMAGES: Final[tuple[Damage, ...]] = (
 
 
 def damaged(seed: int, every: Sequence[Trace] | None = None) -> Trace:
-    """Return one damaged trace; the same for the same seed and the same traces, or bases."""
+    """Return one damaged trace, determined by the seed and the traces."""
     rng = np.random.default_rng(seed)
     every = bases() if every is None else every
     trace = every[int(rng.integers(len(every)))]
@@ -194,15 +194,15 @@ def damaged(seed: int, every: Sequence[Trace] | None = None) -> Trace:
 
 
 def outcome(trace: Trace) -> str:
-    """Analyze what the edge lets through of a trace; return the code of its refusal or "analyzed".
+    """Analyze a trace unless it is refused; return the code of its refusal or "analyzed".
 
     Raises
     ------
     Exception
-        Whatever is neither: then there is a fault in the engine.
+        Any other exception is a fault in the engine.
     """
     with warnings.catch_warnings():
-        # NumPy says by a warning where it made a NaN
+        # NumPy warns when it computes a NaN.
         warnings.simplefilter("error")
         try:
             admitted = decode(to_parquet(trace), trace.meta, limits=LIMITS).trace

@@ -1,7 +1,7 @@
-"""Damage many traces and as many recordings: ``make fuzz``, or ``make fuzz CASES=100000``.
+"""Damage many traces and recordings: ``make fuzz``, or ``make fuzz CASES=100000``.
 
-Prints how many were analyzed and how many refused by which code; ends with status 1 and the seeds
-of all cases that ended in anything else.
+Prints the numbers of analyzed and of refused cases by code; ends with status 1 and the seeds of all
+other cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 10
 
 
 def judged(seed: int) -> tuple[int, str, str]:
-    """Return the seed, how its case ended, and the trace of what should not have been raised."""
+    """Return the seed, the outcome of its case, and the traceback of an unexpected exception."""
     try:
         return seed, outcome(damaged(seed)), ""
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
@@ -45,7 +45,7 @@ def main() -> int:
     seeds = range(options.first, options.first + options.cases)
     found: Counter[str] = Counter()
     failures = 0
-    # What runs on every commit replays by arrays; here it is the compiled loops' turn.
+    # Everyday tests use the replay in NumPy; this run uses the compiled loops.
     with multiprocessing.Pool(options.processes, initializer=warm_up) as pool:
         for judge in (judged, judged_recording):
             for seed, end, trace in pool.imap_unordered(judge, seeds, chunksize=50):

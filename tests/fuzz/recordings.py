@@ -85,7 +85,7 @@ ODD = (
     b'"ph":"E"',
     b'"ts":-1',
 )
-# Where a value of JSON or a byte of a binary field may begin.
+# Places at which a value of JSON or a byte of a binary field may begin.
 _PLACES: Final = re.compile(rb"[:\[,{]")
 _VALUES: Final = (
     *(b"null", b"true", b"-1", b"0", b"1e400", b"1e-400", b"NaN", b"inf", b"-Infinity"),
@@ -95,7 +95,7 @@ _VALUES: Final = (
 
 
 def damaged(seed: int) -> tuple[str | None, bytes]:
-    """Return one damaged body and what its format is said to be; the same for the same seed."""
+    """Return one damaged body and its declared format, determined by the seed."""
     rng = np.random.default_rng(seed)
     kind, body = list(BODIES.values())[int(rng.integers(len(BODIES)))]
     for _ in range(int(rng.integers(1, 4))):
@@ -106,7 +106,7 @@ def damaged(seed: int) -> tuple[str | None, bytes]:
         elif way == 1:
             body = edited(body, [(place, int(rng.integers(6)), rng.bytes(int(rng.integers(6))))])
         elif way == 2:
-            # A part of it is there again, as where files were put together.
+            # A part of the body is repeated, as in concatenated files.
             body = body[:place] + body[int(rng.integers(place + 1)) :]
         else:
             body = _with_value(body, place, _VALUES[int(rng.integers(len(_VALUES)))])
@@ -116,7 +116,7 @@ def damaged(seed: int) -> tuple[str | None, bytes]:
 
 
 def _with_value(body: bytes, place: int, value: bytes) -> bytes:
-    """Put a value in the place of the next one of JSON."""
+    """Replace the next JSON value."""
     begin = _PLACES.search(body, place)
     if begin is None:
         return body
@@ -130,7 +130,7 @@ def outcome(name: str | None, body: Path | bytes, *, local: bool = False) -> str
     Raises
     ------
     Exception
-        Whatever is neither: then there is a fault in a reader.
+        Any other exception is a fault in a reader.
     """
     ends = []
     for meta in (META, None):

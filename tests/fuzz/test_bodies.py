@@ -29,7 +29,7 @@ from tests.unit.analysis.trace import bodies
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The same examples in every run: what this finds must be findable again.
+# The same examples in every run, so that a failure can be reproduced.
 bounded = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 
 LIMITS = Limits(max_decompressed_bytes=16 << 20, max_rows=20_000, max_header_bytes=1 << 16)
@@ -93,14 +93,14 @@ def decodes_or_refuses(body: bytes) -> None:
 
 
 def assert_sound(trace: Trace) -> None:
-    """Hold what the code behind the decoders trusts."""
+    """Check the properties that the code behind the decoders relies on."""
     sizes = trace.meta.sizes
     assert len(trace) > 0
     assert trace.rank.min() >= 0
     assert trace.rank.max() < sizes.world
     assert trace.dp.max() < sizes.dp
     assert trace.pp.max() < sizes.pp
-    # A negative one costs its step, where the session is analyzed.
+    # Negative durations are accepted; they only cost their step in the analysis.
     assert abs(trace.duration_ns).max() <= MAX_TIME_NS
     assert trace.order.min() >= 0
     assert trace.op.max() < len(trace.op_names)
@@ -142,7 +142,7 @@ def test_edited_text_below_the_compression(
 @bounded
 @given(edits=_edits, place=_places)
 def test_edited_footers(edits: list[tuple[int, int, bytes]], place: int) -> None:
-    # A footer is found by its length, so an edit keeps it: only what it says changes.
+    # The footer is found by its length, so edits keep the length and change its content.
     body = BODIES["published"]
     size = int.from_bytes(body[-8:-4], "little")
     footer = edited(body[-8 - size : -8], [(place + at, n, new) for at, n, new in edits])
@@ -233,7 +233,7 @@ def test_every_form_of_a_trace_is_the_same_trace(made: list[dict[str, Any]]) -> 
     try:
         trace = decode(body, None, limits=LIMITS).trace
     except PacelineError as error:
-        # The two largest steps drawn can be one.
+        # The two largest drawn step numbers may be equal.
         assert error.stable_code in {"trace.no_rows", "trace.duplicate_operation"}
         return
     assert_sound(trace)

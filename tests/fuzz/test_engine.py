@@ -23,12 +23,12 @@ _instants = st.one_of(
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Draw any columns that agree with their sizes."""
+    """Draw random columns with valid sizes."""
     sizes = Sizes(
         dp=draw(st.integers(1, 3)), pp=draw(st.integers(1, 3)), vpp=draw(st.integers(1, 2))
     )
     names = (*KNOWN_OP_TYPES, "unknown-op")
-    # every stage has a step of its own, which all ranks and steps repeat at other times
+    # Each stage has a step's operations, which all ranks and steps repeat at other times.
     op = st.one_of(st.integers(0, 6), st.integers(0, len(names) - 1))
     chunk = st.integers(0, sizes.vpp - 1)
     planned = st.lists(st.tuples(op, chunk, _instants, _instants.map(abs)), max_size=8)
@@ -71,20 +71,20 @@ def test_any_columns_are_analyzed_or_refused(trace: Trace) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_damaged_traces_are_analyzed_or_refused(part: int) -> None:
     found = Counter(outcome(damaged(seed)) for seed in range(part, CASES, 4))
-    # neither are all refused, nor is damage overlooked
+    # Some cases are analyzed and some are refused.
     assert found["analyzed"] > 10
     assert len(found) > 3
 
 
 @pytest.mark.parametrize("seed", [501804, 502090])
 def test_a_stage_that_computes_nothing_holds_no_collection_inside(seed: int) -> None:
-    # Found by many cases: a collection on a stage without computations.
+    # Found by fuzzing: a garbage collection on a stage without computations.
     assert outcome(damaged(seed, modeled()))
 
 
 @pytest.mark.parametrize("seed", [702213, 702858])
 def test_steps_of_which_no_begin_is_known_wait_for_nothing(seed: int) -> None:
-    # Found by many cases: no stage's first operations are recorded.
+    # Found by fuzzing: no stage's first operations are recorded.
     assert outcome(damaged(seed))
 
 

@@ -1,4 +1,4 @@
-"""Labels that anybody wrote, and damaged recordings read with labels: rules or a refusal."""
+"""Arbitrary labels, and damaged recordings read with labels: rules or a refusal."""
 
 # ruff: noqa: PT017 - an error is one of two good ends here
 

@@ -19,9 +19,9 @@ from tests.fuzz.recordings import BODIES, LIMITS, META, ODD, damaged, outcome
 from tests.fuzz.test_bodies import edited
 from tests.unit.analysis.trace.recordings import test_nsys
 
-# The same examples in every run: what this finds must be findable again.
+# The same examples in every run, so that a failure can be reproduced.
 bounded = settings(max_examples=40, derandomize=True, deadline=None, database=None)
-# `make fuzz` damages as many as it damages traces.
+# `make fuzz` damages as many recordings as traces.
 CASES = 200
 _edits = st.lists(
     st.tuples(
@@ -78,7 +78,7 @@ def test_any_value_in_any_place(form: str, data: st.DataObject) -> None:
 
 
 def _replace(document: Any, data: st.DataObject) -> None:  # noqa: ANN401 - any JSON
-    """Put a drawn value in a drawn place."""
+    """Put a random value in a random place."""
     here = document
     while True:
         keys = list(here) if isinstance(here, dict) else list(range(len(here)))
@@ -94,14 +94,14 @@ def _replace(document: Any, data: st.DataObject) -> None:  # noqa: ANN401 - any 
 
 def test_recordings_damaged_by_many_hands_are_read_or_refused() -> None:
     found = Counter(outcome(*damaged(seed)) for seed in range(CASES))
-    # Neither are all refused, nor is damage overlooked.
+    # Some recordings are read and some are refused.
     assert found["read"] > CASES // 20
     assert len(found) > 5
 
 
 def test_undamaged_recordings_are_read() -> None:
     found = {name: outcome(kind, body) for name, (kind, body) in BODIES.items()}
-    # Only the name of its file says the rank of a bare array; the other is of a larger job.
+    # Only the file's name gives the rank of a bare array; the second file is of a larger job.
     assert found.pop("kineto, a bare array") == "trace.unknown_rank"
     assert found.pop("arrow, file") == "trace.rank_out_of_range"
     assert set(found.values()) == {"read"}

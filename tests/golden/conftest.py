@@ -24,7 +24,7 @@ PUBLIC_ADDRESS = "https://github.com/ByteDance-Seed/StragglerAnalysis"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published trace with what the published analyzer makes of it, and what we do."""
+    """A published trace with the results of the published analyzer and ours."""
 
     name: str
     trace: Trace
@@ -40,7 +40,7 @@ class Published:
 
 @cache
 def load(folder: Path, name: str) -> Published:
-    # a missing file is an error on purpose: the folder was promised
+    # A missing file is an error, because the folder was configured.
     meta = load_metadata((folder / f"meta-{name}.yaml").read_text())
     trace = decode(folder / f"trace-{name}.parquet", meta, limits=Limits()).trace
     result, last_stage, worst_workers = (

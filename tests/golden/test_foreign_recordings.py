@@ -1,4 +1,4 @@
-"""Recordings of other programs, from the folders next to the published traces."""
+"""Recordings of other programs, in the folders next to the published traces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_hooks(folder: Path) -> Trace:
 
 
 def operations(trace: Trace, rank: int) -> dict[tuple[int, str, int, int], tuple[int, int]]:
-    """Return start and end of a rank's computations and transfers, steps counted from 0."""
+    """Return start and end of a rank's computations and transfers; steps are counted from 0."""
     rows = np.flatnonzero((trace.rank == rank) & (trace.mb != ABSENT))
     step = trace.step[rows] - trace.step.min()
     return {
@@ -61,7 +61,8 @@ def test_every_action_of_a_kineto_file_is_where_hooks_saw_it(folder: Path, rank:
     off_ns = np.array([np.subtract(found[key], wanted[key]) for key in wanted])
     assert np.median(np.abs(off_ns[:, 0])) < 200_000
     assert np.median(np.abs(off_ns[:, 1])) < 200_000
-    # gloo names no groups: what stands outside of the actions is counted.
+    # gloo's collectives name no groups, so those outside of pipeline actions are counted as
+    # unmapped.
     assert [one.count for one in read.unmapped] == [9]
 
 
@@ -72,7 +73,7 @@ def test_the_files_of_all_ranks_are_one_trace(folder: Path) -> None:
 
     assert sorted(trace.meta.hosts) == [0, 1, 2, 3]
     assert len(operations(trace, 0)) == 240
-    # Actions of the pipeline and the optimizers; not the 36 collectives.
+    # Pipeline actions and optimizer steps, without the 36 collectives.
     assert len(trace) == 4 * (240 + 3)
     for column in ("dp", "pp"):
         place = {rank: getattr(trace, column)[trace.rank == rank][0] for rank in RANKS}
@@ -86,7 +87,7 @@ def test_a_recording_of_megascan_is_replayed_closely(folder: Path) -> None:
 
     assert read.trace_format == "megascan"
     assert trace.meta.sizes == Sizes(dp=1, pp=4, vpp=4)
-    # 640 forwards and as many backwards of each of four stages; what is left of 20 iterations.
+    # 640 forward and 640 backward passes of each of four stages in 20 iterations.
     assert len(trace) == 4 * (640 + 640 + 20)
     assert read.unmapped == ()
     report = analyze(trace).report

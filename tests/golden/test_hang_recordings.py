@@ -1,4 +1,4 @@
-"""Published dumps of jobs in which two ranks were made to fail name these two, and no other."""
+"""Verdicts on published dumps of jobs in which two ranks were made to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published traces with operations removed at random: the slowdown stays."""
+"""Published traces with randomly removed operations: the slowdown hardly changes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_optimum_of_ex1_by_oobleck(folder: Path) -> None:
 
 def test_optimum_of_ex3_by_oobleck(folder: Path) -> None:
     found = plan(real_example(folder, "Ex3"), objective="t_oobleck", compare=False)
-    # given to the whole ms
+    # rounded to whole ms in the publication
     assert evaluate(found.problem, found.template).by("t_oobleck") / PS_PER_MS == pytest.approx(
         30_760, abs=0.5
     )

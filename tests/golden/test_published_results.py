@@ -16,7 +16,7 @@ from tests.golden.conftest import Published
 
 TOLERANCE = 1e-4
 
-# Everything in a result file is either compared below, or empty.
+# Every entry of a result file is either compared below, or empty.
 COMPARED = {
     "job_meta",
     "step_t_base",
@@ -146,10 +146,10 @@ def test_the_verdict_names_what_is_slow(published: Published) -> None:
 def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
     best = published.report.recommendations[0]
     if published.name == "AR":
-        # S is 1.97; its ideal is a mean that contains the slow worker
+        # S is only 1.97 because its ideal is a mean that contains the slow worker.
         assert best.title == "Replace worker (0, 0)"
         assert 0.49 < best.predicted_gain < 0.52
-        # ...and it is no more than is lost, on every page and in every answer
+        # The recommended fix recovers no more than the loss, on every page and in every answer.
         assert best.predicted_gain == pytest.approx(published.report.headline.waste, abs=1e-3)
         replaced = Change(Selection(workers=((0, 0),)), BaseDurations.PEERS)
         found = answer(prepare_replay(published.trace), Question(changes=(replaced,)))

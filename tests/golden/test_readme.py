@@ -1,4 +1,4 @@
-"""README shows what the commands print."""
+"""The README shows the actual output of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published traces as skewed clocks would have recorded them."""
+"""Published traces, recorded by skewed clocks."""
 
 from __future__ import annotations
 

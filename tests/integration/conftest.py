@@ -1,6 +1,4 @@
-"""What tests of servers and of whole processes share: a client, directories, and users that can run
-the program.
-"""
+"""Fixtures for tests of servers and processes: a client, directories, and users."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def client(container: Container) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
-    """Yield a directory that every account may enter; pytest's own are closed."""
+    """Yield a directory that every account may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -40,14 +38,14 @@ def open_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def plain_python() -> Iterator[Path]:
-    """Yield an interpreter that the plain user can run, with the project in its reach."""
+    """Yield an interpreter that the plain user can run, with the project on its path."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         yield plain_user.install(Path(path))
 
 
 @pytest.fixture(params=["present user", "plain user"])
 def user(request: pytest.FixtureRequest, open_dir: Path) -> plain_user.User:
-    """Return who runs the program: the present user and, where that is root, a plain one too."""
+    """Return the user of the program: the present user, and for root also a plain one."""
     if request.param == "present user":
         return plain_user.User(Path(sys.executable), open_dir, None)
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""The client's wheel and source distribution, built, and the wheel installed alone."""
+"""The client's wheel and source distribution are built, and the wheel is installed alone."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_wheel_and_source_have_everything_and_work_alone(tmp_path: Path) -> None
     with tarfile.open(source) as archive_of_source:
         files = {name.partition("/")[2] for name in archive_of_source.getnames()}
     assert {"CHANGELOG.md", "LICENSE", "README.md", "src/paceline_client/recorder.py"} <= files
-    # Without `site` there is nothing but the standard library with it.
+    # Without `site`, only the standard library and the client can be imported.
     told = python("-S", "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n{USE}", cwd=tmp_path)  # fmt: skip  # noqa: E501
     assert told.strip() == VERSION

@@ -1,4 +1,4 @@
-"""The demo and an installation of the same user: they never meet."""
+"""The demo and an installation of the same user do not affect each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.demo import Command
 from tests.support.nightly import by_night
 from tests.support.waiting import wait_for
 
-# Nothing answers there: whoever uses it fails.
+# Settings of servers that do not exist: a command that uses them fails.
 ELSEWHERE = {
     "PACELINE_DATABASE_URL": "postgresql+psycopg://real@127.0.0.1:9/real",
     "PACELINE_BROKER_URL": "redis://127.0.0.1:9/0",
@@ -24,7 +24,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def person(open_dir: Path, request: pytest.FixtureRequest) -> plain_user.User:
-    """Return a user with a home: root's data would be the machine's."""
+    """Return a user with a home directory, because root's data directory is the machine's."""
     if os.geteuid() != 0:
         return plain_user.User(Path(sys.executable), open_dir, None)
     account = plain_user.account()

@@ -1,4 +1,4 @@
-"""The benchmark of receiving sessions runs against the server as it is."""
+"""The benchmark of receiving sessions runs on the present server."""
 
 from __future__ import annotations
 

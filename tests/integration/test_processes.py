@@ -1,4 +1,4 @@
-"""Child processes and what they fork: none outlives its supervisor, and none is left by a crash."""
+"""Child processes and their forks: none survives its supervisor, or is left by a crash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import LIMIT_S, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A child that forks one process of its own, and says so, before it does what the test wants.
+# A child that forks a process and writes its id, before it runs the test's code.
 FORKING = """
 import os, pathlib, signal, sys, tempfile, time
 from app.platform.processes import follow_lifeline
@@ -98,7 +98,7 @@ def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_lifeline_ends_a_process_and_what_it_forked(tmp_path: Path) -> None:
-    # No parent-death signal here, as on systems that have none.
+    # Without a parent-death signal, as on systems that have none.
     said = tmp_path / "said"
     with subprocess.Popen(  # noqa: S603 - the test's own
         [sys.executable, "-c", FORKING, str(said)],

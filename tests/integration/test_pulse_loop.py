@@ -1,6 +1,7 @@
-"""A rank gets slow while a job runs: noticed, recorded, explained, fired, well again, over.
+"""A rank becomes slow while a job runs: noticed, recorded, explained, fired, recovered, resolved.
 
-Real processes, on PostgreSQL with Redis and with the embedded ones; seconds of each are printed.
+Real processes, on PostgreSQL with Redis and with the embedded ones; the test prints the seconds of
+each event.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from tests.support.redis import RedisServer
 
-# The same with ranks that train, by day as well: client/test_loop.py.
+# client/test_loop.py has the same with ranks that train, and runs by day.
 pytestmark = [pytest.mark.slow, by_night]
 
 SENT = "/api/v1/jobs/live/attempts/1/pulse"
@@ -46,7 +47,7 @@ def url(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
 
 @pytest.fixture
 def urls(container: Container, redis_server: RedisServer) -> tuple[str, str]:
-    """Return those of a database and a broker."""
+    """Return the URLs of a database and a broker."""
     return str(container.settings.database_url), redis_server.url
 
 
@@ -104,7 +105,8 @@ def test_a_rank_gets_slow_and_well_again(
         job.slow, well_s = False, time.monotonic()
         job.run_until(lambda: is_now("resolved"), send)
         stopwatch("resolved after it is well", well_s)
-        # Whether a step after it is measured by then is chance: api/pulse/test_loop.py has that.
+        # The step time after the end is not always measured by then: api/pulse/test_loop.py checks
+        # it.
         assert "the pulse is as before" in incident()["why_resolved"]
         assert [one["steps"] for one in asked] == [50]
     told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in seen.items())

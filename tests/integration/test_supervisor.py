@@ -1,4 +1,4 @@
-"""The whole installation as its command runs it: started, stopped, killed and started again."""
+"""A whole installation, run by its command: started, stopped, killed and restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWERED = ("analyzed", "no_verdict", "discarded", "failed")
 
 
 class Installation:
-    """`paceline serve`, in a process that a test can stop and kill."""
+    """`paceline serve`, in a process that tests stop and kill."""
 
     def __init__(self, user: User, *, port: int = 0, **settings: str) -> None:
         self.user = user
@@ -65,7 +65,7 @@ class Installation:
         return self._words.read_text()
 
     def wait_until_ready(self) -> Self:
-        """Wait until requests are answered and workers take messages."""
+        """Wait until the server answers and workers take messages."""
 
         def announced() -> str:
             assert self.process.poll() is None, self.words()
@@ -73,13 +73,13 @@ class Installation:
             return lines[-1].rpartition(" ")[2] if lines else ""
 
         self.url = wait_for(announced, "announcement")
-        # Another process may answer at a port that this one had.
+        # Another process may have taken the port meanwhile.
         assert httpx.get(f"{self.url}healthz").json()["instance"] == self._name
         wait_for(lambda: httpx.get(f"{self.url}readyz").status_code == 200, "readiness")
         return self
 
     def analyze(self, body: bytes, job: str = "llm") -> dict[str, Any]:
-        """Send a session and return it as it is once it has been answered."""
+        """Send a session and return its final document."""
         received = httpx.post(
             f"{self.url}api/v1/jobs/{job}/sessions",
             content=body,
@@ -95,7 +95,7 @@ class Installation:
         return wait_for(answered, "report")
 
     def workers(self, queue: str) -> set[int]:
-        """Return the processes of a queue's worker, what it forked included."""
+        """Return the processes of a queue's worker, including its forks."""
         commands = {int(row[0]): row[1:] for row in ps("pid", "args")}
         return {
             pid for pid in descendants(self.process.pid) if _works_on(commands.get(pid, []), queue)
@@ -119,7 +119,7 @@ def present_user(open_dir: Path) -> User:
 def prepared() -> Iterator[Path]:
     """Yield the data directory of an installation that was started and stopped before."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
-        # The account of the server goes through it.
+        # The account that runs PostgreSQL must be able to traverse this directory.
         Path(path).chmod(0o755)
         data = Path(path) / "data"
         with EmbeddedPostgres(data) as postgres:
@@ -129,7 +129,7 @@ def prepared() -> Iterator[Path]:
 
 @pytest.fixture
 def prepared_user(present_user: User, prepared: Path) -> User:
-    """Return the present user, whose installation is not started for the first time."""
+    """Return the present user, with a prepared data directory."""
     copy = ["cp", "--recursive", "--preserve=all", str(prepared), str(present_user.home)]
     subprocess.run(copy, check=True)  # noqa: S603 - our own argument list
     return present_user
@@ -137,7 +137,7 @@ def prepared_user(present_user: User, prepared: Path) -> User:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Installation]:
-    """Yield an installation that several tests look at, and none stops."""
+    """Yield an installation that several tests read, and none stops."""
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         Path(path).chmod(0o755)
         with Installation(User(Path(sys.executable), Path(path), None)) as installation:
@@ -182,7 +182,7 @@ def test_other_signals_that_end_programs_stop_it_and_its_event_streams_in_order(
     prepared_user: User, request_: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     if signal.getsignal(request_) is signal.SIG_IGN:
-        # Who runs the tests under nohup has their children ignore hang-ups, too.
+        # Under nohup, the test process and its children would ignore SIGHUP.
         signal.signal(request_, signal.SIG_DFL)
         request.addfinalizer(lambda: signal.signal(request_, signal.SIG_IGN))
     with Installation(prepared_user) as installation:
@@ -219,7 +219,7 @@ def test_a_killed_worker_is_replaced_with_all_that_it_forked(
     running: Installation, body: bytes, queue: str
 ) -> None:
     def consumers() -> list[int]:
-        # a list taken while the worker becomes itself may hold none of it yet
+        # A list that is read while the worker starts may not contain it yet.
         workers = parents(running.workers(queue))
         return [pid for pid, parent in workers if parent == running.process.pid]
 

@@ -1,4 +1,4 @@
-"""Two processes behind one address, and two analyses at once: right across both."""
+"""Two server processes behind one address, and two analyses at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES = {"dp": 2, "pp": 2}
 
 @contextlib.contextmanager
 def running(environment: dict[str, str], *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of the program, and stop it at the end."""
+    """Run a command of the program, and stop it at the end of the context."""
     with subprocess.Popen(  # noqa: S603 - our own argument list
         [sys.executable, "-c", "from app.cli.main import main; main()", *words],
         env=os.environ | environment,
@@ -65,30 +65,30 @@ def environment(container: Container, tmp_path: Path, redis_server: RedisServer)
 
 @pytest.fixture
 def workers(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield the process of two workers."""
+    """Yield the supervisor of two workers."""
     with running(environment, "worker", "--processes", "2") as process:
         yield process
 
 
 @pytest.fixture
 def servers(environment: dict[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Yield the address of two servers, and their process."""
+    """Yield the address of two server processes, and their parent."""
     with running(environment, "serve", "--workers", "2") as process:
         url = f"http://127.0.0.1:{environment['PACELINE_PORT']}"
-        # Processes start, on a machine that may be busy.
+        # The start of processes may be slow on a busy machine.
         wait_for(lambda: len(answering(url)) == 2, "two processes that answer", limit_s=240)
         yield url, process
 
 
 def get(url: str) -> str:
-    """Ask over a connection of its own: any process may answer."""
+    """Send a request on a new connection, which either process may answer."""
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(url, trust_env=False, timeout=30).text
     return ""
 
 
 def answering(url: str) -> set[str]:
-    """Return the processes that answer: each tells when it started."""
+    """Return the answering processes, identified by their start times."""
     return {
         line
         for _ in range(8)
@@ -98,7 +98,7 @@ def answering(url: str) -> set[str]:
 
 
 def total(url: str, name: str) -> set[float]:
-    """Return what the processes say a metric is; the same where they tell of all."""
+    """Return a metric's value, after checking that all processes give the same one."""
     return {
         float(line.rpartition(" ")[2])
         for _ in range(8)
@@ -126,7 +126,7 @@ def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
     url, _ = servers
     ranks = np.unique(small_trace().rank).tolist()
     with contextlib.ExitStack() as streams, httpx.Client(trust_env=False, timeout=60) as client:
-        # Streams of several connections: some are of the process that takes no chunk.
+        # With several connections, some streams belong to the process that receives no chunk.
         lines = [
             streams.enter_context(client.stream("GET", f"{url}/api/v1/events")).iter_lines()
             for _ in range(6)
@@ -146,13 +146,13 @@ def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
     programs = [
         words for words in ps("args", of=descendants(workers.pid)) if "--parent" not in words
     ]
-    # Two take chunks, one takes pulses.
+    # Two workers take chunks, one takes pulses.
     assert sum("workers.inbox" in words for words in programs) == 3
     assert sum("pulse" in words for words in programs) == 1
 
 
 def analyzing(container: Container) -> int:
-    """Return how many sessions are analyzed now."""
+    """Return the number of sessions that are being analyzed."""
     with container.reading() as tx:
         found = select(func.count()).where(Session.state == SessionState.ANALYZING)
         return tx.session.execute(found).scalar_one()
@@ -162,7 +162,7 @@ def analyzing(container: Container) -> int:
 def test_as_many_sessions_are_analyzed_at_once_as_there_are_processes(
     container: Container,
 ) -> None:
-    # Of two that are held within their analyses each has a process; the third waits for one.
+    # The blocked analyses occupy both processes; the third session waits.
     for _ in range(3):
         store(container, small_trace())
     with held_analyses(container):
@@ -189,7 +189,7 @@ def test_the_budget_of_bodies_is_that_of_both_processes(
 
 
 def guess(url: str) -> int:
-    """Guess a password over a connection of its own, and return the answer's status."""
+    """Try a password on a new connection, and return the status of the answer."""
     return httpx.post(
         f"{url}/sign-in",
         data={"name": "ada", "password": "wrong horse battery"},
@@ -203,7 +203,7 @@ def test_guesses_count_in_both_and_a_process_that_is_killed_is_replaced(
     servers: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     url, server = servers
-    # As many as at one process, whichever of them answers.
+    # The limit is that of one process, whichever process answers.
     answers = [guess(url) for _ in range(2 * OF_A_PEER_AT_A_NAME.at_once)]
     assert answers.count(401) in {OF_A_PEER_AT_A_NAME.at_once, OF_A_PEER_AT_A_NAME.at_once + 1}
     assert answers[-1] == 429

@@ -1,4 +1,4 @@
-"""The wheel, installed where the repository is not."""
+"""The wheel, installed without the repository."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
-# What an installer needs of its surroundings, and nothing that leads to this environment.
+# Environment variables that an installer needs, without those of this environment.
 KEPT = ("PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "UV_DEFAULT_INDEX")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel, built with what is installed."""
+    """Return the wheel, built with the installed packages."""
     target = tmp_path_factory.mktemp("wheel")
     subprocess.run(  # noqa: S603 - our own argument list
         [
@@ -50,7 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which the wheel is installed, with the client that it depends on."""
+    """Return the folder with the installed wheel, and the client that it requires."""
     target = tmp_path_factory.mktemp("installed")
     (client,) = wheel.parent.glob("paceline_client-*.whl")
     subprocess.run(  # noqa: S603 - our own argument list
@@ -60,20 +60,20 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(installed: Path) -> dict[str, str]:
-    """Return the environment in which the wheel is found, and what it needs.
+    """Return an environment in which the wheel and its dependencies can be imported.
 
-    Without `site` no link leads to the repository; the packages it takes are the environment's.
+    Without `site`, no link leads to the repository; dependencies are those of this environment.
     """
     packages = (installed, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, packages)),
-        # The loops are the same, and take ten seconds to compile.
+        # Compiling the loops takes ten seconds, and is tested elsewhere.
         "NUMBA_DISABLE_JIT": "1",
     }
 
 
 def python(installed: Path, *arguments: str | Path) -> str:
-    """Run Python with the wheel and what it needs, and return what it prints."""
+    """Run Python with the wheel and its dependencies, and return the output."""
     done = subprocess.run(  # noqa: S603 - our own argument list
         [sys.executable, "-S", "-P", *arguments],
         check=True,
@@ -91,7 +91,8 @@ def files(names: Iterable[str]) -> set[str]:
         for name in names
         if PurePosixPath(name).parts[0] in ("app", "workers", "migrations", "frontend")
         and "__pycache__" not in name
-        # What the documentation's site is built with stays out; what was built comes in.
+        # The sources of the documentation's theme are left out; the built site is checked
+        # elsewhere.
         and not name.startswith(("frontend/docs/", "frontend/site/"))
     }
 
@@ -108,7 +109,7 @@ def test_it_has_every_file_of_the_program(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
 
-    # Of docs/, for pages to explain their terms.
+    # The glossary of docs/, for tooltips on pages.
     assert files(names) == files(there) | {"frontend/glossary.md"}
     top = {PurePosixPath(name).parts[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {
@@ -132,7 +133,7 @@ def test_the_installed_command_analyzes_a_trace(installed: Path, tmp_path: Path)
     assert report["slowdown"] == pytest.approx(truth["slowdown"], rel=0.05)
 
 
-# Nothing is connected to before the first request.
+# Creating the server connects to nothing.
 PARTS = """
 import app, migrations, workers.child
 from app.bootstrap import build
@@ -160,7 +161,7 @@ def test_the_installed_program_finds_its_own_pages_workers_and_migrations(instal
 
 @contextmanager
 def demo(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """Run ``paceline demo`` of the wheel while the block runs; yield the file of what it says."""
+    """Run ``paceline demo`` of the wheel while the context lasts; yield its output file."""
     words = directory / "words"
     with words.open("wb") as written:
         process = subprocess.Popen(  # noqa: S603 - our own argument list
@@ -184,8 +185,8 @@ def demo(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> Ite
 
 
 def shows_its_demo(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Hold that the demo of a wheel answers with templates, migrations and files of its own."""
-    # The database runs as another account than root, which may not enter pytest's directories.
+    """Check that a wheel's demo answers with its own templates, migrations and static files."""
+    # PostgreSQL runs as another account than root, which may not enter pytest's directories.
     with tempfile.TemporaryDirectory(prefix="paceline-wheel-") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -202,7 +203,7 @@ def shows_its_demo(command: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def announced(words: Path) -> str:
-    """Return the address that the program says it has, "" before it says one."""
+    """Return the address in the program's output; empty if there is none yet."""
     lines = [line for line in words.read_text().splitlines() if "is ready: " in line]
     return lines[-1].rpartition(" ")[2].rstrip("/") if lines else ""
 
@@ -215,7 +216,7 @@ def test_the_demo_runs_from_the_wheel(installed: Path) -> None:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Yield an empty folder that the database may enter as well, which runs as another account."""
+    """Yield an empty folder that the account of PostgreSQL may enter as well."""
     with tempfile.TemporaryDirectory(prefix="paceline-home-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -229,13 +230,13 @@ def test_uv_installs_it_in_an_environment_of_its_own(wheel: Path, home: Path) ->
         "UV_TOOL_DIR": str(home / "tools"),
         "UV_TOOL_BIN_DIR": str(commands),
         "UV_CACHE_DIR": str(home / "cache"),
-        # The loops are the same, and take ten seconds to compile.
+        # Compiling the loops takes ten seconds, and is tested elsewhere.
         "NUMBA_DISABLE_JIT": "1",
     }
     subprocess.run(  # noqa: S603 - our own argument list
         [
             *(sys.executable, "-m", "uv", "tool", "install", "--quiet", "--no-config"),
-            # The versions of the lock file: a newer one that fails is not this change's fault.
+            # The locked versions, so that a newer dependency cannot fail the test.
             *("--python", sys.executable, "--constraints", ROOT / "requirements" / "runtime.txt"),
             *("--find-links", wheel.parent, f"paceline[server,embedded] @ {wheel.as_uri()}"),
         ],

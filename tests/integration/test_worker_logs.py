@@ -1,4 +1,4 @@
-"""Every line that workers write with JSON logs is a JSON object, also when they are killed."""
+"""Every log line of workers with JSON logs is a JSON object, also when they are killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_line_is_json(container: Container, tmp_path: Path) -> None:
 
     try:
         wait_for(lambda: "analysis" in heard(), "the worker of analyses")
-        # What the worker forked says nothing by itself; the worker that misses it does.
+        # The killed fork logs nothing; the worker logs its end.
         (forked, *_) = _children(heard()["analysis"])
         os.kill(forked, signal.SIGKILL)
         wait_for(lambda: "exited with" in log.read_text(), "the word of the killed process")

@@ -1,4 +1,4 @@
-"""Workers whose database is away say so in a line each, and go on trying."""
+"""Workers without a database log one line each, and continue to try."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import LIMIT_S, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of analyses, of what waits for others, of chunks and of pulses.
+# Workers of analyses, of waiting tasks, of chunks and of pulses.
 WORKERS = 4
 NO_HEARTBEAT = "heartbeat not written"
 

@@ -1,7 +1,7 @@
-"""The adaptations once more, slow and readable: what they are held against.
+"""Readable implementations of the adaptations, with which the program's are compared.
 
-One lane at a time, one operation at a time, plain numbers instead of arrays. Tests compare; nothing
-else uses it.
+They handle one lane and one operation at a time, with plain numbers instead of arrays. Only tests
+use them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def name_of(layout: Layout, node: int) -> str:
 def chained_step_times(
     layout: Layout, graph: Graph, durations: Sequence[Mapping[Operation, float]]
 ) -> list[float]:
-    """Replay steps that a stage begins when it has ended the one before; with regular delays.
+    """Replay steps in which a stage begins after the end of its previous step, with regular delays.
 
-    Returns the time from the end of one step to the end of the next, the first from 0.
+    Returns the times between the ends of successive steps, the first from 0.
     """
     ended: dict[tuple[int, int], float] = {}
     step_ends = [0.0]
@@ -80,7 +80,7 @@ def _group(unit: Unit, dp: int, layout: Layout) -> list[Operation]:
 
 
 def blocking_types(layout: Layout, posted: Sequence[Sequence[int]]) -> set[str]:
-    """Return the types of a stage inside of whose intervals nothing later is launched.
+    """Return the types of a stage during whose operations nothing later is launched.
 
     `posted` are the nodes of the stage that are launched together, in the order of launch.
     """
@@ -102,9 +102,9 @@ def blocking_types(layout: Layout, posted: Sequence[Sequence[int]]) -> set[str]:
 
 
 def holding_up_types(layout: Layout, graph: Graph, posted: Sequence[Sequence[int]]) -> set[str]:
-    """Return the types of a stage that something waits for, which could be launched before.
+    """Return the types of a stage that other launches wait for, though these could be earlier.
 
-    In every other step at least.
+    They do so in every second step at least.
     """
     ends = layout.start_ns + layout.duration_ns
     follows = {
@@ -129,7 +129,7 @@ def holding_up_types(layout: Layout, graph: Graph, posted: Sequence[Sequence[int
 
 
 def containing_computation(layout: Layout, node: int, step: int, dp: int) -> int | None:
-    """Return the computation of its rank that an operation lies inside of, if it is recorded."""
+    """Return the recorded computation of the same rank that contains an operation, if any."""
     if layout.missing is not None and layout.missing[node, step, dp]:
         return None
     start = layout.start_ns[node, step, dp]
@@ -148,7 +148,7 @@ def containing_computation(layout: Layout, node: int, step: int, dp: int) -> int
 
 
 def cheapest_choice(costs: Sequence[Sequence[float]]) -> float:
-    """Return the least cost of giving each row a column, columns rising."""
+    """Return the least cost of an assignment of a column to each row, in ascending order."""
     return min(
         sum(costs[row][column] for row, column in enumerate(columns))
         for columns in combinations(range(len(costs[0])), len(costs))
@@ -156,7 +156,7 @@ def cheapest_choice(costs: Sequence[Sequence[float]]) -> float:
 
 
 def usual_delay(late: Sequence[float]) -> float:
-    """Return the mean, stalls beyond Tukey's outer fence counted as that; never below none."""
+    """Return the mean, with stalls beyond Tukey's outer fence set to the fence; at least 0."""
     ordered = sorted(late)
 
     def quantile(share: float) -> float:
@@ -170,7 +170,7 @@ def usual_delay(late: Sequence[float]) -> float:
 
 
 def arrival(begin: float, end: float, computed: Sequence[float]) -> float:
-    """Return when data is there whose receive was waited for between computations, ns.
+    """Return the time in ns at which the data of an awaited receive has arrived.
 
     `begin` is when both sides were ready, `computed` are the ends of the rank's computations.
     """
@@ -179,7 +179,7 @@ def arrival(begin: float, end: float, computed: Sequence[float]) -> float:
 
 
 def paused(layout: Layout, collections: Sequence[int], step: int, dp: int) -> dict[int, float]:
-    """Return how long each computation of a lane is paused."""
+    """Return the pause inside each computation of a lane."""
     found: dict[int, float] = {}
     for node in collections:
         host = containing_computation(layout, node, step, dp)
@@ -189,13 +189,13 @@ def paused(layout: Layout, collections: Sequence[int], step: int, dp: int) -> di
 
 
 def routes_of_v(pp: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return the virtual stages of a V in the order of a forward."""
+    """Return the virtual stages of a V in the order of a forward pass."""
     down = [(stage, 0) for stage in range(pp)]
     return (tuple(down + [(stage, 1) for stage in reversed(range(pp))]),)
 
 
 def routes_of_two_ways(pp: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return those of microbatches that enter at the first stage, and at the last one."""
+    """Return the orders of microbatches that enter at the first stage, and at the last one."""
     (v,) = routes_of_v(pp)
     return v[:pp], v[pp:]
 
@@ -209,7 +209,7 @@ def without_types(trace: Trace, names: Collection[str]) -> Trace:
 def taken_out(
     layout: Layout, waited: Mapping[int, Sequence[int]], step: int, dp: int
 ) -> dict[int, float]:
-    """Return how long each computation of a lane takes without the collectives inside of it.
+    """Return the durations of a lane's computations without the collectives inside them.
 
     `waited` are the collectives that each computation waits for.
     """
@@ -221,7 +221,7 @@ def taken_out(
 
 
 def overlaps(layout: Layout) -> list[float]:
-    """Return by how much each step's end lies behind the begin of the next one, ns."""
+    """Return by how much each step ends after the begin of the next one, in ns."""
     found = []
     for step in range(len(layout.steps) - 1):
         ends = [
@@ -233,16 +233,16 @@ def overlaps(layout: Layout) -> list[float]:
     return found
 
 
-# (stage, op type of the computation, how many collectives lie before it in the same computation)
+# (stage, op type of the computation, number of collectives before it in the same computation)
 Place = tuple[int, str, int]
 
 
 def waited_for(layout: Layout, hosts: Mapping[int, int], places: Mapping[int, Place]) -> set[Place]:
-    """Return where in computations collectives lie that these wait for.
+    """Return the places of collectives inside computations that wait for them.
 
-    Those that take about as long as the shortest of their type; but where some passes hold no
-    collective, the set (of the first four places) that brings the others nearest to them, if it
-    does so by a quarter of a pass.
+    These are the collectives that take about as long as the shortest of their type. If some passes
+    contain no collective, it is the set of the first four places that brings the other passes
+    nearest to them, if it does so by a quarter of a pass.
     """
     found: set[Place] = set()
     for stage, name in {place[:2] for place in places.values()}:
@@ -289,7 +289,7 @@ def _distance(
     kind: tuple[int, str],
     waited: Collection[Place],
 ) -> float:
-    """Return how far passes with collectives are from those without, on the worst DP rank."""
+    """Return the difference between passes with and without collectives, on the worst DP rank."""
     passes = [
         node
         for node in range(len(layout.nodes))

@@ -1,7 +1,7 @@
-"""Who comes last at data-parallel collectives, told one operation at a time.
+"""The ranks that come last at data-parallel collectives, computed one operation at a time.
 
-The slow twin of `app.analysis.arrivals`: for traces of one rank a worker, whose clocks agree and of
-which nothing is missing.
+A readable implementation of `app.analysis.arrivals`, for traces of one rank a worker, with equal
+clocks and without missing operations.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from app.analysis.trace.model import (
 )
 
 COMPUTES = {FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE, OPTIMIZER}
-# Of a step, and of all its collectives together, as the program has them.
+# Thresholds as shares of a step, and of all its collectives together, as in the program.
 TOGETHER = 0.001
 IN_ALL = 0.01
 
 Interval = tuple[int, int]
-# start, end, and for whom
+# start, end, and the awaited rank
 _Wait = tuple[int, int, int | None]
 
 
 @dataclass
 class Told:
-    """By rank, over all steps; ns."""
+    """Values by rank, over all steps, in ns."""
 
     last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     waited_for_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -50,7 +50,7 @@ class _Op:
 
 
 def twin_of(trace: Trace, step_ns: float) -> Told:
-    """Return what all steps tell, given how long one takes."""
+    """Return the values of all steps, given the duration of a step."""
     by_step: dict[int, list[_Op]] = defaultdict(list)
     for row in range(len(trace)):
         start = int(trace.start_ns[row])

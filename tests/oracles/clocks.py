@@ -1,7 +1,7 @@
-"""The alignment of clocks once more, slow and readable: what `alignment` is held against.
+"""A readable implementation of the alignment of clocks, with which `alignment` is compared.
 
-One match, one step, one clock at a time, and dictionaries instead of tables. Tests compare; nothing
-else uses it.
+It handles one match, one step and one clock at a time, with dictionaries instead of tables. Only
+tests use it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.oracles.fits import (
     spread_of,
 )
 
-# Number of a step over all layouts → by how much each end of the first is ahead of the second, ns.
+# By step over all layouts: by how much each end of the first clock is ahead of the second, ns.
 Ahead = dict[int, list[float]]
 
 Item = TypeVar("Item")
@@ -48,7 +48,7 @@ BOUNDARIES: Clock = ("boundaries", 0)
 
 @dataclass(frozen=True, slots=True)
 class ReadClocks:
-    """What `alignment.Clocks` says, by clock, and the offset and the rate of each in each step."""
+    """The values of `alignment.Clocks` by clock, and each clock's offset and rate in each step."""
 
     aligned: bool
     offset_ns: dict[Clock, float]
@@ -69,7 +69,7 @@ class Fitted:
 def read_clocks(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> ReadClocks:
-    """Return how far the clocks of all ranks are apart, as `alignment.align` does."""
+    """Return the differences of the clocks of all ranks, like `alignment.align`."""
     ranks: list[Clock] = [(d, p) for d in range(layouts[0].dp) for p in range(layouts[0].pp)]
     begins = [float(begin) for layout in layouts for begin in layout.begin_ns]
     matches = matched_ends(layouts, graphs)
@@ -128,7 +128,7 @@ def read_clocks(
 def residuals_of(
     matches: Mapping[Pair, Ahead], offset: Callable[[Clock, int], float]
 ) -> tuple[dict[Clock, float], dict[Clock, float]]:
-    """Return how far ends, and step boundaries, are from what offsets say: medians, by clock."""
+    """Return the residuals of ends and step boundaries after the offsets: medians, by clock."""
     left: dict[Clock, list[float]] = {}
     of_boundary: dict[Clock, float] = {}
     for (one, other), ahead in matches.items():
@@ -145,7 +145,7 @@ def residuals_of(
 
 
 def beyond_peers(fit: Fitted, rank: Clock, part: Mapping[Clock, Clock]) -> float:
-    """Return how far a rank's clock is from the middle of those that it is connected with."""
+    """Return the difference of a rank's clock from the median of the clocks connected with it."""
     peers = [
         fit.offset_ns.get(peer, 0.0)
         for peer, first in part.items()
@@ -155,7 +155,7 @@ def beyond_peers(fit: Fitted, rank: Clock, part: Mapping[Clock, Clock]) -> float
 
 
 def corrected_starts(layouts: Sequence[Layout], clocks: ReadClocks) -> list[FloatArray]:
-    """Return the starts of each layout, from their step's first, as one clock shows them."""
+    """Return the starts of each layout, relative to their step's first, on a common clock."""
     corrected = []
     of_step = iter(clocks.of_step)
     for layout in layouts:
@@ -179,7 +179,7 @@ def corrected_starts(layouts: Sequence[Layout], clocks: ReadClocks) -> list[Floa
 
 
 def matched_ends(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[Pair, Ahead]:
-    """Return how far the ends of operations that end together are apart."""
+    """Return the differences between the ends of operations that end together."""
     matches: dict[Pair, Ahead] = {}
     first = 0
     for layout, graph in zip(layouts, graphs, strict=True):
@@ -241,14 +241,14 @@ def end_of(layout: Layout, node: int, step: int, dp: int) -> float:
 
 
 def note(matches: dict[Pair, Ahead], pair: Pair, step: int, apart: Iterable[float]) -> None:
-    """Add what is known of a pair in a step."""
+    """Add the differences of a pair in a step."""
     known = [value for value in apart if not math.isnan(value)]
     if known:
         matches.setdefault(pair, {})[step] = known
 
 
 def boundaries(layouts: Sequence[Layout], firsts: Sequence[Clock]) -> dict[Pair, Ahead]:
-    """Return how long before or after the others unconnected parts reach step boundaries."""
+    """Return by how much unconnected parts reach step boundaries before or after the others."""
     matches: dict[Pair, Ahead] = {}
     one_stage = len({stage for _, stage in firsts}) == 1
     number = 0
@@ -265,7 +265,7 @@ def boundaries(layouts: Sequence[Layout], firsts: Sequence[Clock]) -> dict[Pair,
 
 
 def boundary(layout: Layout, step: int, clock: Clock, *, one_stage: bool) -> float:
-    """Return the end of what clips gradients; else a step's begin, or its end on several stages."""
+    """Return the end of gradient clipping; else a step's begin, or its end if there are stages."""
     dp, stage = int(clock[0]), clock[1]
     nodes = [node for node, pp in enumerate(layout.nodes.pp.tolist()) if pp == stage]
     clips = [n for n in nodes if layout.op_names[layout.nodes.op[n]] == OPTIMIZER_CLIP]
@@ -281,7 +281,7 @@ def boundary(layout: Layout, step: int, clock: Clock, *, one_stage: bool) -> flo
 
 
 def windows_of(begins: Sequence[float]) -> list[list[int]]:
-    """Return steps in order of time, cut into windows of about equal length."""
+    """Return steps in order of time, divided into windows of about equal length."""
     count = -(-len(begins) // WINDOW_STEPS)
     windows: list[list[int]] = [[] for _ in range(count)]
     in_order = sorted(range(len(begins)), key=lambda step: begins[step])

@@ -1,6 +1,6 @@
-"""Robust fits once more, slow and readable: what `least_squares` is held against.
+"""Readable implementations of robust fits, with which `least_squares` is compared.
 
-One series and one edge at a time; NumPy's solvers in place of our own.
+They handle one series and one edge at a time, with NumPy's solvers in place of our own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def connected(clocks: Iterable[Clock], pairs: Iterable[Pair]) -> dict[Clock, Clock]:
-    """Return for each clock the first of all that pairs connect it with."""
+    """Return for each clock the first of all clocks that pairs connect with it."""
     part: dict[Clock, Clock] = {clock: clock for clock in clocks}
     links = list(pairs)
     for pair in links:
@@ -44,7 +44,7 @@ def connected(clocks: Iterable[Clock], pairs: Iterable[Pair]) -> dict[Clock, Clo
             part.setdefault(clock, clock)
 
     def place(clock: Clock) -> tuple[bool, str, int]:
-        # ranks before what they are compared with
+        # Ranks are sorted before the references that they are compared with.
         return isinstance(clock[0], str), f"{clock[0]:>9}", clock[1]
 
     while True:
@@ -58,9 +58,9 @@ def connected(clocks: Iterable[Clock], pairs: Iterable[Pair]) -> dict[Clock, Clo
 def robust_line(
     times: Sequence[float], series: Sequence[float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return value at time 0 and slope of a line, each with its standard error.
+    """Return a line's value at time 0 and its slope, each with its standard error.
 
-    There is no slope where all times are 0; NaN is what is unknown.
+    Without times other than 0 there is no slope; unknown values are NaN.
     """
     points = [(t, y) for t, y in zip(times, series, strict=True) if not math.isnan(y)]
     t, y = np.array(points).T
@@ -83,7 +83,7 @@ def robust_line(
 
 
 def first_slope(times: Sequence[float], series: Sequence[float]) -> float:
-    """Return the median slope between times half the window apart; 0 where there are none."""
+    """Return the median slope between times half the window apart; 0 without such times."""
     in_order = sorted(zip(times, series, strict=True))
     half = len(in_order) // 2
     slopes = [
@@ -95,7 +95,7 @@ def first_slope(times: Sequence[float], series: Sequence[float]) -> float:
 
 
 def potentials(edges: Mapping[Pair, tuple[float, float]]) -> dict[Clock, float]:
-    """Return clocks whose differences are those of the edges as nearly as can be (Huber)."""
+    """Return clocks whose differences fit those of the edges best (Huber)."""
     if not edges:
         return {}
     clocks = sorted({clock for pair in edges for clock in pair}, key=str)
@@ -117,7 +117,7 @@ def potentials(edges: Mapping[Pair, tuple[float, float]]) -> dict[Clock, float]:
         before = potential
         root = np.sqrt(np.maximum(weight, LEAST_WEIGHT * weight.max()))
         potential = np.linalg.lstsq(incidence * root[:, None], difference * root, rcond=None)[0]
-        # differences leave one clock of each part free
+        # Differences do not determine one clock of each part.
         potential = potential - potential[[place[part[clock]] for clock in clocks]]
         if np.abs(potential - before).max() <= SETTLED * usual:
             break

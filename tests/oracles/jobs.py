@@ -1,7 +1,7 @@
-"""Plans of whole jobs, by trying everything: on few nodes, every unit, cut and share of the batch.
+"""Plans of whole jobs by trying all: on few nodes, every unit, division and share of the batch.
 
-Times and sizes of blocks are the program's own; what a stage takes and holds, which pipelines there
-are and what they do is written anew here.
+Times and sizes of blocks are the program's own. The time and memory of a stage, the possible
+pipelines and their iteration are implemented again here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEVER = math.inf
 
 
 def least_time_ps(spec: JobSpec) -> float:
-    """Return t_std of the best plan; infinite where nothing fits."""
+    """Return t_std of the best plan; infinite if no plan fits."""
     return min((_at(space_of(spec, sizes)) for sizes in sizes_of(spec)), default=NEVER)
 
 
@@ -73,7 +73,7 @@ def _shared(space: Space, units: tuple[tuple[tuple[int, ...], int], ...], dp: in
         return _pipeline(space, *unit, dp, microbatches)
 
     pipelines = [unit for unit in units for _ in range(unit[1])]
-    # least[n]: of the pipelines so far, with n microbatches in all
+    # least[n]: the least time of the pipelines so far, with n microbatches in all
     least = {0: 0.0}
     for unit in pipelines:
         stages = sum(unit[0]) * space.slots // unit[1]
@@ -127,7 +127,7 @@ def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 def _stage(  # noqa: PLR0917 - as the units say
     space: Space, kinds: list[int], cut: tuple[int, ...], position: int, here: int, dp: int
 ) -> float:
-    """Return what a stage takes for one microbatch; infinite where its memory does not do."""
+    """Return the time of a stage for one microbatch; infinite if its memory does not suffice."""
     cost, chunks, stages = space.costs[kinds[position]], space.sizes.interleave, len(kinds)
     time, held = cut[position] * cost.block_ps, cost.working_bytes
     tables = 0

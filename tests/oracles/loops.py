@@ -1,7 +1,7 @@
-"""Data-parallel loops as programs run them: one thing after the other on each rank.
+"""Data-parallel loops, executed as programs run them: one operation after the other on each rank.
 
-Ranks are executed, not replayed: a list of what a program does, with the collectives where it calls
-for them, and a clock for each rank. Nothing is shared with the product.
+Ranks are executed, not replayed, from a list of a program's operations and collectives, with a
+clock for each rank. The product's code is not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEGIN_NS: Final = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True)
 class Meet:
-    """A collective: all ranks come to it, then it takes `ms`."""
+    """A collective that takes `ms` after all ranks have reached it."""
 
     op: str
     ms: float
@@ -35,7 +35,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a rank does alone, `ms` in all, in even pieces before, between and after `meets`.
+    """A rank's own work of `ms` in all, in equal pieces before, between and after `meets`.
 
     Without a name it is not recorded.
     """
@@ -57,14 +57,14 @@ class Loop:
     noise: float = 0.0  # standard deviation of each piece, relative
     turn_ms: float = 0.0  # between two steps of a rank, on average
     turn_noise: float = 0.0
-    # How long each rank loads its batch before a step, recorded in that step, or in the one before.
+    # Each rank's time to load its batch before a step, recorded in that step, or in the one before.
     loading_ms: tuple[float, ...] = ()
     loads_ahead: bool = False
     seed: int = 0
     meta: Mapping[str, object] = field(default_factory=dict)
 
     def healthy(self) -> Loop:
-        """Return the loop with all ranks alike, as the one that loads fastest."""
+        """Return the loop with all ranks alike, loading as fast as the fastest."""
         loading_ms = (min(self.loading_ms),) * self.ranks if self.loading_ms else ()
         return replace(self, factors=(1.0,) * self.ranks, loading_ms=loading_ms)
 
@@ -75,7 +75,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Ran:
-    """What was recorded, and how long the mean step really took."""
+    """The recording, and the true mean step time."""
 
     trace: Trace
     step_s: float

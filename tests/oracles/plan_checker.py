@@ -1,8 +1,8 @@
 """An independent check of a plan and of its certificate.
 
-Nothing of the search is used: the dynamic program below runs from the pipeline's start, on
-dictionaries, without bounds or pruning, and positions in a node are tried one by one. It is slow
-and meant for tests, and for whoever wants to be sure.
+No code of the search is used: the dynamic program below starts at the pipeline's begin, uses
+dictionaries without bounds or pruning, and tries positions in a node one by one. It is slow, for
+tests and for users who want to be certain.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from app.analysis.planning.problem import BETWEEN, INSIDE, LONGEST_PS, Option, P
 from app.analysis.planning.search.best_first import Certificate, Leaf
 from app.analysis.planning.template import Template, stage_times, t_oobleck, t_std
 
-# Whole nodes used of each type; the node in use and how many of its devices are behind us.
+# Whole used nodes of each type; the present node, and the number of its devices used so far.
 _Place = tuple[tuple[int, ...], int, int]
 _CLOSED = -1
 
 
 def faults_of_template(problem: PlanningProblem, template: Template) -> list[str]:
-    """Return what is wrong with a template, in words; nothing for a valid one."""
+    """Return the faults of a template in words; empty for a valid one."""
     faults = []
     if [s.first for s in template] != [0, *(s.end for s in template[:-1])]:
         faults.append("the stages do not follow each other")
@@ -73,7 +73,7 @@ def _fit_in_order(stages: list[int], total: int, *, idle: bool) -> bool:
 def faults_of_certificate(
     problem: PlanningProblem, template: Template, certificate: Certificate
 ) -> list[str]:
-    """Return what is wrong with a certificate, in words; nothing where it proves its bound."""
+    """Return the faults of a certificate in words; empty if it proves its bound."""
     faults = []
     microbatches = problem.spec.microbatches
     oobleck = certificate.objective == "t_oobleck"
@@ -119,7 +119,7 @@ def _every_time(problem: PlanningProblem) -> set[int]:
 
 
 def _least_in(problem: PlanningProblem, leaf: Leaf, *, oobleck: bool) -> int | None:
-    """Return a lower bound of the templates with their slowest stage in a leaf, None: none is."""
+    """Return a lower bound of the templates whose slowest stage is in a leaf; None without any."""
     microbatches = problem.spec.microbatches
     found = []
     most = min(problem.layers, problem.spec.gpus)
@@ -145,7 +145,7 @@ def _oobleck_with(problem: PlanningProblem, leaf: Leaf, stages: int) -> int | No
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What `_cheapest` counts: stages 0 is any number; with `slowest`, by T_oobleck."""
+    """The cost that `_cheapest` counts; `stages` 0 is any number; with `slowest`, by T_oobleck."""
 
     high_ps: int
     stages: int
@@ -153,7 +153,7 @@ class _Rule:
     low_ps: int = 0
 
     def price(self, problem: PlanningProblem, count: int, time: int) -> int | None:
-        """Return what the stage at a position adds, None where it may not take that time."""
+        """Return the cost of the stage at a position; None if it may not take that time."""
         if time > self.high_ps:
             return None
         if self.slowest is None or count < self.slowest:
@@ -161,12 +161,12 @@ class _Rule:
         if count == self.slowest:
             steady = problem.spec.microbatches - self.stages + count + 1
             return None if time < self.low_ps else (steady + 2) * time
-        # of equals the rightmost is the slowest
+        # Of equally slow stages, the rightmost counts as the slowest.
         return None if time == self.high_ps else 2 * time
 
 
 def _cheapest(problem: PlanningProblem, rule: _Rule) -> int | None:
-    """Return the least cost by a rule; None where no template follows it."""
+    """Return the least cost by a rule; None if no template fits it."""
     devices = problem.spec.devices
     start: _Place = ((0,) * len(devices), _CLOSED, 0)
     table: dict[tuple[int, int, _Place], int] = {(0, 0, start): 0}
@@ -190,7 +190,7 @@ def _cheapest(problem: PlanningProblem, rule: _Rule) -> int | None:
 def _prices(
     problem: PlanningProblem, rule: _Rule, layer: int, count: int, place: _Place
 ) -> Iterator[tuple[tuple[int, _Place], int]]:
-    """Yield where the next stage may lead, and what it adds."""
+    """Yield the states after the next stage, and its cost."""
     for end, option, left, right, after in _stages_from(problem, layer, place):
         price = rule.price(problem, count, problem.stage_ps(option, layer, end, left, right))
         if price is None:
@@ -213,7 +213,7 @@ def _complete(problem: PlanningProblem, place: _Place) -> bool:
 def _stages_from(
     problem: PlanningProblem, layer: int, place: _Place
 ) -> Iterator[tuple[int, int, int, int, _Place]]:
-    """Yield the stages that may come next: end, option, links before and behind, place."""
+    """Yield the possible next stages: end, option, links before and behind, place."""
     for index, option in enumerate(problem.options):
         ways = (
             _replicated(problem, option, place) if option.nodes else _inside(problem, option, place)

@@ -1,4 +1,4 @@
-"""Every template of a small cluster, found and priced without any of the planner's own code."""
+"""All templates of a small cluster, listed and priced without the planner's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Piece:
 
 
 def every_template(spec: Spec) -> Iterator[tuple[Piece, ...]]:
-    """Yield every way to lay the model out, from the first layer on; some come twice."""
+    """Yield every division of the model into stages, from the first layer on; some occur twice."""
     yield from _extend(spec, (), (0,) * len(spec.devices), None)
 
 
@@ -62,7 +62,7 @@ def _place(
 
 
 def time_of(spec: Spec, piece: Piece, before: Piece | None, behind: Piece | None) -> int:
-    """Return what a stage takes for one microbatch, in ps."""
+    """Return the time of a stage for one microbatch in ps."""
     network = spec.network
     factor = spec.profiled_speed / spec.devices[piece.kind].speed
     total = 0
@@ -109,7 +109,7 @@ def costs(spec: Spec, pieces: tuple[Piece, ...]) -> tuple[int, int]:
 
 
 def optimum(spec: Spec) -> tuple[int, int] | None:
-    """Return the least t_std and the least t_oobleck; None where no template fits."""
+    """Return the least t_std and the least t_oobleck; None if no template fits."""
     found = {costs(spec, pieces) for pieces in every_template(spec) if fits(spec, pieces)}
     if not found:
         return None
@@ -170,7 +170,7 @@ def random_spec(seed: int) -> Spec:
 
 
 def tight_spec(seed: int) -> Spec:
-    """Return a random cluster on which what is in flight often decides what fits."""
+    """Return a random cluster in which the memory of activations often decides what fits."""
     spec = random_spec(seed)
     draw = random.Random(-seed)  # noqa: S311 - no secret
     layers = tuple(
@@ -181,7 +181,7 @@ def tight_spec(seed: int) -> Spec:
         )
         for layer in spec.layers
     )
-    # about the share of the model that a stage has, for as many microbatches as stages
+    # About the memory of a stage's share of the model, for as many microbatches as stages.
     stages = max(spec.nodes, 2)
     usual = sum(layer.stored_activation_bytes for layer in layers) / stages * (stages + 1) / 2
     devices = tuple(

@@ -1,7 +1,7 @@
-"""The replay and its preparation once more, slow and readable: what the kernels are held against.
+"""A readable implementation of the replay and its preparation, with which the kernels are compared.
 
-One step at a time, one operation at a time, dictionaries instead of arrays. Tests compare; nothing
-else uses it.
+It handles one step and one operation at a time, with dictionaries instead of arrays. Only tests use
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def transfer_durations(layout: Layout, graph: Graph, step: int) -> dict[Operatio
 
 
 def launch_delays(layout: Layout, graph: Graph, step: int) -> dict[Operation, float]:
-    """Return how late each operation of the step at index `step` starts, ns."""
+    """Return the launch delay of each operation of the step at index `step`, in ns."""
     result = {}
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
@@ -53,14 +53,14 @@ def replay_step(
     durations: Mapping[Operation, float],
     delays: Mapping[Operation, float] | None = None,
 ) -> float:
-    """Return when the last operation of a step ends, ns after its start.
+    """Return the end of the last operation of a step, in ns after the step's start.
 
     Parameters
     ----------
     durations : mapping of (node, DP rank) to ns
         Computation, or transfer, without waiting.
     delays : mapping of (node, DP rank) to ns, optional
-        Launch delays; none where not given.
+        Launch delays; 0 where absent.
     """
     ends: dict[Operation, float] = {}
     for unit in graph.units:
@@ -76,7 +76,7 @@ def replay_step(
 
 
 def _group(unit: Unit, dp: int, layout: Layout) -> list[Operation]:
-    """Return who starts moving data together with the unit's members on a DP rank."""
+    """Return the members that start moving data together with the unit's members on a DP rank."""
     ranks = range(layout.dp) if unit.across_dp else [dp]
     return [(node, rank) for node in unit.members for rank in ranks]
 
@@ -84,9 +84,9 @@ def _group(unit: Unit, dp: int, layout: Layout) -> list[Operation]:
 def recreated_times(
     layout: Layout, graph: Graph, step: int
 ) -> dict[Operation, tuple[float, float]]:
-    """Return start and duration of each operation of a step, what is missing made anew, ns.
+    """Return start and duration of each operation of a step in ns, with re-created operations.
 
-    For sessions of one layout: the medians that take the place of what is missing are its own.
+    For sessions of one layout, whose own medians replace missing operations.
     """
     assert layout.missing is not None
     usual = _usual_durations(layout, graph)
@@ -114,10 +114,10 @@ def _transfer_anew(
     usual: Mapping[Operation, float],
     times: dict[Operation, tuple[float, float]],
 ) -> None:
-    """Let what is missing of a communication end a transfer after the group's last launch."""
+    """Re-create a missing communication: it ends a transfer duration after the last launch."""
     assert layout.missing is not None
     lost = [(node, dp) for node, dp in group if layout.missing[node, step, dp]]
-    # who is there cannot have ended before a launch that is only guessed
+    # A re-created launch is only an estimate, so it is at most the recorded end of another member.
     bound = min((sum(times[member]) for member in group if member not in lost), default=math.inf)
     for member in lost:
         times[member] = min(times[member][0], bound), 0.0
@@ -138,7 +138,7 @@ def _recorded(layout: Layout, operation: Operation, step: int) -> tuple[float, f
 def _usual_durations(layout: Layout, graph: Graph) -> dict[Operation, float]:
     """Return the median duration without waiting of each node's type on each worker.
 
-    Of a worker that has none: the median of its stage, and else of the stages' workers.
+    A worker without any gets the median of its stage, or else of the stages' workers.
     """
     assert layout.missing is not None
     found: dict[tuple[int, int, int], list[float]] = {}

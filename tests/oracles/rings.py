@@ -1,7 +1,7 @@
 """Rings of context-parallel ranks, executed event by event.
 
-Each rank computes a piece and passes keys and values on, CP - 1 times a computation; a transfer
-ends a while after the rank and its two neighbors have come to it. Gradients are reduced over all.
+Each rank computes a piece and passes keys and values on, CP - 1 times a computation. A transfer
+ends some time after the rank and its two neighbors have reached it. Gradients are reduced over all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int, str, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """A job; `work` is how many times as long each global rank computes as a typical one."""
+    """A job; `work` is the computing time of each global rank relative to a typical one."""
 
     dp: int
     cp: int
@@ -35,7 +35,7 @@ class Rings:
     recorded: bool = True  # whether what ranks pass on is
 
     def trace(self, seed: int = 0) -> Trace:
-        """Return what all ranks record."""
+        """Return the recording of all ranks."""
         rows = [row for rows, _ in self._steps(seed) for row in rows]
         if not self.recorded:
             rows = [row for row in rows if row[4] != "cp-send-recv"]
@@ -55,7 +55,7 @@ class Rings:
         )
 
     def mean_step_s(self, seed: int = 0) -> float:
-        """Return what a mean step takes."""
+        """Return the mean step time in s."""
         return float(np.mean([lasted for _, lasted in self._steps(seed)])) / 1e9
 
     def _steps(self, seed: int) -> Iterator[tuple[list[Row], int]]:
@@ -86,7 +86,7 @@ class Rings:
             begin = int(ended[0]) + _MS
 
     def _passed(self, now: np.ndarray) -> np.ndarray:
-        """Return when each rank has passed on, given when it came to that."""
+        """Return when each rank has passed its piece on, given the time at which it was ready."""
         groups = now.reshape(self.dp, self.cp)
         neighbors = np.maximum(np.roll(groups, 1, axis=1), np.roll(groups, -1, axis=1))
         ends = np.maximum(groups, neighbors) + _PASS_NS

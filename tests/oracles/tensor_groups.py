@@ -1,6 +1,6 @@
-"""Tensor-parallel groups once more: the formulas read aloud, every division tried, every event run.
+"""Readable implementations for tensor-parallel groups: formulas, all divisions, all events.
 
-Nothing of `app.analysis.mitigation` is used.
+No code of `app.analysis.mitigation` is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Cost = Callable[[float], float]
 
 
 def migrating(times: Sequence[float], columns: float, communicate: Cost) -> int:
-    """Return x of Eq. 3; times descend, every rank computes as many columns."""
+    """Return x of Eq. 3, for descending times and equal numbers of columns."""
     ranks, fastest = len(times), min(times)
     positive = [0]
     for x in range(1, ranks):
@@ -30,7 +30,7 @@ def migrating(times: Sequence[float], columns: float, communicate: Cost) -> int:
 
 
 def soonest(fixed: Sequence[float], unit: Sequence[float], columns: int) -> float:
-    """Return when the slowest rank is done by the best of all divisions in whole columns."""
+    """Return the time of the slowest rank in the best of all divisions into whole columns."""
     ranks, best = len(fixed), float("inf")
     for cut in itertools.combinations(range(1, ranks * columns), ranks - 1):
         parts = [b - a for a, b in itertools.pairwise((0, *cut, ranks * columns))]
@@ -41,12 +41,12 @@ def soonest(fixed: Sequence[float], unit: Sequence[float], columns: int) -> floa
 
 @dataclass(frozen=True)
 class Machine:
-    """What a simulated group is made of; seconds of one layer and one pass.
+    """The speeds of a simulated group, in seconds of one layer and one pass.
 
     Parameters
     ----------
     fixed, column : sequence of float
-        Of each rank: what does not depend on the columns, and each column.
+        Of each rank: time that does not depend on the columns, and time of each column.
     columns, layers : int
     latency, per_column : float
         Of a transfer of migrated columns.
@@ -67,26 +67,26 @@ class Machine:
 
     @property
     def passes(self) -> int:
-        """Return how many passes a step has: each layer forward, and backward twice as long."""
+        """Return the number of passes in a step: a forward and a backward pass of each layer."""
         return 2 * self.layers
 
 
 @dataclass
 class Ran:
-    """A simulated step: when it ended, and what each rank computed of it."""
+    """A simulated step: its end, and the computing time of each rank."""
 
     end: float
     busy: list[float]
     waits: list[float] = field(default_factory=list)
 
 
-# An operation of a rank: it computes for a while, or meets all others for a transfer of a length.
+# An operation of a rank: a computation of a duration, or a collective transfer of a duration.
 _Op = tuple[str, float]
 
 
 @dataclass(frozen=True)
 class Shed:
-    """A plan, by rank in columns; those that migrate are sent in each step, or were once."""
+    """A plan in columns by rank; migrated columns are sent in each step, or were sent once."""
 
     resized: Sequence[int]
     migrated: Sequence[int]
@@ -99,8 +99,8 @@ def run_step(
 ) -> Ran:
     """Run one step event by event.
 
-    Every pass ends with an all-reduce that begins when the last rank has come. Where columns
-    migrate in each step, a transfer goes before each pass and one brings the results back.
+    Every pass ends with an all-reduce that begins when the last rank has reached it. If columns
+    migrate in each step, a transfer precedes each pass, and another one returns the results.
     """
     ranks = len(machine.fixed)
     nothing = [0] * ranks
@@ -130,13 +130,13 @@ def run_step(
 
 
 def _program(machine: Machine, plan: Shed, rank: int) -> Iterator[_Op]:
-    """Return what a rank does in a step."""
+    """Return the operations of a rank in a step."""
     sent = sum(plan.migrated) if plan.each_step else 0
     transfer = (machine.latency + machine.per_column * sent) / 2
     resized = plan.resized[rank]
     columns = machine.columns - resized - plan.migrated[rank] + plan.received[rank]
     for number in range(machine.passes):
-        # Backward computes two products.
+        # The backward pass computes two products.
         length = 1 if number < machine.layers else 2
         if sent:
             yield "meet", transfer

@@ -1,4 +1,4 @@
-"""`make real-jobs`: run the scenarios, print a table and, last, how many were told right."""
+"""`make real-jobs`: run the scenarios, print a table and, last, the number of right verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def main() -> int:
-    """Return 0 if every scenario was told right."""
+    """Return 0 if the verdict on every scenario is right."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_jobs", description=__doc__)
     parser.add_argument("scenarios", nargs="*", default=["*"], help="names or patterns: tpI-*")
     parser.add_argument("--representative", action="store_true", help="those of CI")
@@ -44,7 +44,7 @@ def main() -> int:
     for reason in {missing(scenario.job.framework) for scenario in chosen} - {None}:
         print(reason, file=sys.stderr)  # noqa: T201
         return 2
-    # Ended from outside, this ends the processes of its jobs too.
+    # SIGTERM ends the processes of the jobs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     ways = (False, True) if arguments.side_by_side else (arguments.hooked,)
     results = [

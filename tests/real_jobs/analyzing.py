@@ -1,4 +1,4 @@
-"""What the product says of a recording: the one place here that calls it."""
+"""The product's verdict on a recording: the only module here that calls the product."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.real_jobs.jobs import Place
 
 @dataclass(frozen=True, slots=True)
 class NamedCause:
-    """A cause as reported.
+    """A cause in a report.
 
     Parameters
     ----------
     runner_up : str or None
-        What else it may be.
+        The next likely cause.
     """
 
     name: str
@@ -36,14 +36,14 @@ class NamedCause:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a report says, as far as a truth can be held against it.
+    """The parts of a report that can be compared with a truth.
 
     Parameters
     ----------
     refused : str or None
-        Why there is no report at all; the other fields say nothing then.
+        Why there is no report at all; the other fields are then empty.
     by_launches : bool
-        Whether S is withheld, and the headline is against the job without the late launches.
+        Whether S is withheld, and the headline is relative to the job without the late launches.
     """
 
     refused: str | None = None
@@ -67,7 +67,7 @@ def answer(trace: bytes, without: Collection[Name] = ()) -> Answer:
 
 
 def answer_of(report: Report) -> Answer:
-    """Return what a report says, as far as a truth can be held against it."""
+    """Return the parts of a report that can be compared with a truth."""
     return Answer(
         verdict=report.fidelity.verdict,
         by_launches=report.headline.kind is HeadlineKind.LAUNCHES,

@@ -1,4 +1,4 @@
-"""Recordings by the client's hooks next to those by hand: the same job, fault and questions."""
+"""Recordings by the client's hooks, compared with the workers' own: the same jobs and faults."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.real_jobs.judging import HEADLINE_WITHIN, Judged, columns, off
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A scenario recorded by hand and, in a launch of its own, by the hooks."""
+    """A scenario recorded by the workers and, in a separate launch, by the hooks."""
 
     by_hand: Judged
     by_hooks: Judged
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What the hooks' report says otherwise, a few words each; nothing if within noise.
+        """Return the differences of the hooks' report in a few words; empty if within the noise.
 
-        Each headline is held against the slowdown that was measured in its own launch, whose
-        healthy run says how far two measurements of the same lie apart there.
+        Each headline is compared with the slowdown measured in its own launch. The launch's healthy
+        runs show the noise: how far two measurements of the same job differ.
         """
         hand, hooks = self.by_hand, self.by_hooks
         for result in (hand, hooks):
@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def headline_apart(self) -> float | None:
-        """By how much the hooks' headline is above that by hand, each over its own truth."""
+        """Return the hooks' headline over the workers' headline, each relative to its own truth."""
         if self.by_hand.truth is None or self.by_hooks.truth is None:
             return None
         return off(self.by_hooks.answer, self.by_hooks.truth) - off(
@@ -49,7 +49,7 @@ class Pair:
 
 
 def pairs_of(by_hand: Sequence[Judged], by_hooks: Sequence[Judged]) -> Mapping[str, Pair]:
-    """Return what was recorded both ways, by the scenario's name."""
+    """Return the scenarios that were recorded both ways, by name."""
     known = {result.scenario.name: result for result in by_hand}
     return {
         result.scenario.name: Pair(known[result.scenario.name], result)
@@ -59,7 +59,7 @@ def pairs_of(by_hand: Sequence[Judged], by_hooks: Sequence[Judged]) -> Mapping[s
 
 
 def side_by_side(pairs: Mapping[str, Pair]) -> list[str]:
-    """Return a line for each scenario and way below a line of headings."""
+    """Return a line for each scenario and way of recording, below a line of headings."""
     rows: list[tuple[str, ...]] = [
         ("scenario", "recorded by", "true", "headline", "off", "cause and worker", "apart")
     ]

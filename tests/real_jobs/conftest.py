@@ -1,4 +1,4 @@
-"""Real jobs of CI: launched once for all tests of a run, and a table of them at its end."""
+"""The real jobs of CI: launched once for all tests of a run, with a table at its end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _by_hooks = pytest.StashKey[Sequence[Judged]]()
 
 @pytest.fixture(scope="session")
 def told(request: pytest.FixtureRequest) -> Mapping[str, Judged]:
-    """Return what came of every representative scenario whose test was selected, by name."""
+    """Return the result of each representative scenario whose test was selected, by name."""
     return _judged(request, REPRESENTATIVE, hooked=False)
 
 
 @pytest.fixture(scope="session")
 def told_by_hooks(request: pytest.FixtureRequest) -> Mapping[str, Judged]:
-    """Return the same of those that the client's hooks record."""
+    """Return the results of the scenarios that the client's hooks record, by name."""
     return _judged(request, HOOKED, hooked=True)
 
 

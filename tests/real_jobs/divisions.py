@@ -1,4 +1,4 @@
-"""Ways to divide one small job over four processes, and how long a block of it takes."""
+"""Divisions of one small job over four processes, and the duration of a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BLOCKS: Final = 12
 HIDDEN: Final = 64
 SEQUENCE: Final = 16
 BATCH: Final = 24
-# Of a block, for a sequence: slept, as processes share few processors.
+# Seconds of a block for a sequence: a sleep, because the processes share few processors.
 FORWARD_S: Final = 0.005
 BACKWARD_S: Final = 0.01
 ROUNDS: Final = 7

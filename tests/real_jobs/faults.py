@@ -1,4 +1,4 @@
-"""What is made wrong with a job, and what it does to the time of each computation and transfer."""
+"""Faults of a job, and their effect on the time of each computation and transfer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.real_jobs.jobs import MICROBATCHES, Job, Place
 
-# One warm-up step, numbered 0, which is not recorded, and those that are.
+# Steps of a run: one warm-up step, numbered 0, which is not recorded, and the recorded ones.
 RECORDED_STEPS: Final = 6
 
 _SEED: Final = 20
@@ -17,19 +17,19 @@ _TOKENS: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Nothing wrong, and what the kinds of fault derive from.
+    """A healthy job, and the base class of all faults.
 
-    The methods return what is so without a fault; a kind overrides what it changes.
+    The methods return the values of a healthy job; a fault overrides those that it changes.
     """
 
     @property
     def says(self) -> str | None:
-        """What is wrong, for people."""
+        """The fault in words."""
         return None
 
     @property
     def cause(self) -> str | None:
-        """The report's name for it."""
+        """The cause that a report should name."""
         return None
 
     @property
@@ -43,12 +43,12 @@ class Fault:
         return None
 
     def even_share(self, job: Job) -> float:
-        """Work of each computation of the job without the fault, over its healthy work."""
+        """Return the work of each computation without the fault, relative to its healthy work."""
         del job
         return 1.0
 
     def work(self, job: Job, place: Place, step: int, microbatch: int) -> float:
-        """Time of a computation over its time in a healthy job."""
+        """Return the time of a computation relative to its time in a healthy job."""
         del job, place, step, microbatch
         return 1.0
 
@@ -63,7 +63,7 @@ class Fault:
         return 0.0
 
     def lengths(self, job: Job) -> dict[int, list[list[list[int]]]] | None:
-        """Tokens of sequences by step, DP rank and microbatch, as the metadata have them."""
+        """Return the sequences' tokens by step, DP rank and microbatch, as in the metadata."""
         del job
         return None
 
@@ -121,7 +121,7 @@ class HeavyStage(Fault):
 
 @dataclass(frozen=True, slots=True)
 class EvenShare(Fault):
-    """All stages have the same to compute, more than usual: what an uneven job is held against."""
+    """All stages compute the same, but more than usual: the reference of an uneven job."""
 
     factor: float
 
@@ -132,14 +132,14 @@ class EvenShare(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Pauses(Fault):
-    """Forwards on random workers stall in the garbage collector.
+    """Forward passes on random workers stall in the garbage collector.
 
     Parameters
     ----------
     recorded : bool
-        The recording has what `gc.callbacks` tell.
+        Whether the collections are recorded with `gc.callbacks`.
     share : float
-        Of the job's recorded forwards.
+        Share of the job's recorded forward passes.
     """
 
     recorded: bool
@@ -199,7 +199,8 @@ class UnevenLengths(Fault):
             for sequences in lane
         ]
         mean = sum(squares) / len(squares)
-        # A quarter of a computation is linear in its tokens, of which every microbatch has as many.
+        # A quarter of a computation is linear in its tokens, whose number is the same in all
+        # microbatches.
         return 0.25 + 0.75 * _squares(lengths[step][place.dp][microbatch]) / mean
 
 
@@ -226,12 +227,12 @@ class SlowLink(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a worker of a scenario is.
+    """The speed of a worker in a scenario.
 
     Parameters
     ----------
     forward_s : float
-        Time of a model chunk's forward in a healthy job; a backward takes twice that.
+        Time of a model chunk's forward pass in a healthy job; a backward pass takes twice that.
     """
 
     job: Job
@@ -249,7 +250,7 @@ class Pace:
         return passes * self.forward_s * self._cache[key]
 
     def pause_s(self, step: int, microbatch: int, chunk: int) -> float:
-        """Return how long a forward stalls; only a stage's first chunk does."""
+        """Return the stall of a forward pass in s; only a stage's first chunk stalls."""
         return 0.0 if chunk else self.fault.pauses(self.job, self.place, step, microbatch)
 
     def wire_s(self, first_stage: int) -> float:

@@ -11,7 +11,7 @@ MICROBATCHES: Final = 8
 
 
 class Framework(Enum):
-    """Who runs the schedule."""
+    """The framework that runs the schedule."""
 
     HAND_WRITTEN = "hand_written"
     TORCH = "torch_pipelining"
@@ -27,7 +27,7 @@ class Schedule(Enum):
 
 
 class Sharding(Enum):
-    """What keeps the data-parallel ranks of a stage alike."""
+    """The synchronization of a stage's data-parallel ranks."""
 
     NONE = "none"  # a collective of the job's own after the last backward
     FSDP2 = "FSDP2"
@@ -35,7 +35,7 @@ class Sharding(Enum):
 
 
 class Posting(Enum):
-    """When transfers are posted."""
+    """The time at which transfers are posted."""
 
     BLOCKING = "blocking"  # what is posted together is waited for at once
     WINDOWED = "windowed"  # a receive follows the previous computation of its direction
@@ -43,7 +43,7 @@ class Posting(Enum):
 
 
 class Ends(Enum):
-    """When the recorder takes the end of a transfer."""
+    """The time that the recorder takes for the end of a transfer."""
 
     DONE = "done"  # when it is complete
     WAITED = "waited"  # when the job's own wait for it returns
@@ -92,11 +92,11 @@ class Job:
         return self.dp * self.pp
 
     def place(self, rank: int) -> Place:
-        """Return where a rank is: data-parallel ranks are next to each other."""
+        """Return the place of a rank; data-parallel ranks are consecutive."""
         return Place(rank % self.dp, rank // self.dp)
 
     def rank(self, dp: int, pp: int) -> int:
-        """Return the rank that is there."""
+        """Return the rank at a place."""
         return pp * self.dp + dp
 
     def stage(self, pp: int, chunk: int) -> int:

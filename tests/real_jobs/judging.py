@@ -1,4 +1,4 @@
-"""Whether an answer is right, and the table and the last line that say so."""
+"""Judgement of answers, with a table and a last line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.real_jobs.truth import Truth
 
 MOST_DISCREPANCY: Final = 0.02
 HEADLINE_WITHIN: Final = 0.05
-# Of a stage without peers no one can be sure.
+# Maximum confidence in a cause on a stage whose workers have no peers.
 SURE: Final = 0.9
 
 _EITHER: Final = ("slow_worker", "stage_imbalance")
@@ -21,12 +21,12 @@ _EITHER: Final = ("slow_worker", "stage_imbalance")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A scenario, what is true of it, what was said, and what of that is wrong.
+    """A scenario with its truth, the product's answer, and the faults of that answer.
 
     Parameters
     ----------
     truth : Truth or None
-        None where the job did not run.
+        None if the job did not run.
     noise : float or None
         Spread of the steps of the healthy runs in the same launch, the larger.
     recording : bytes
@@ -43,17 +43,17 @@ class Judged:
 
     @property
     def right(self) -> bool:
-        """Nothing is wrong."""
+        """Return whether the answer has no fault."""
         return not self.wrong
 
 
 def not_run(scenario: Scenario, why: str) -> Judged:
-    """Return the result of a scenario whose job failed, which is the harness's own fault."""
+    """Return the result of a scenario whose job failed, which is a fault of the test."""
     return Judged(scenario, None, Answer(refused=why), (f"not run: {why}",))
 
 
 def faults_of(answer: Answer, truth: Truth) -> tuple[str, ...]:
-    """Return what is wrong with an answer, a few words each; nothing if it is right."""
+    """Return the faults of an answer in a few words each; empty if it is right."""
     if answer.refused is not None:
         return (f"refused: {answer.refused}",)
     wrong: list[str] = []
@@ -68,7 +68,7 @@ def faults_of(answer: Answer, truth: Truth) -> tuple[str, ...]:
 
 
 def off(answer: Answer, truth: Truth) -> float:
-    """Return by how much the headline is off, over the measured slowdown."""
+    """Return the relative error of the headline."""
     return answer.headline / truth.slowdown - 1
 
 
@@ -89,9 +89,9 @@ def _wrong_cause(answer: Answer, truth: Truth) -> list[str]:
 
 
 def _wrong_of_two(causes: Sequence[NamedCause], truth: Truth) -> list[str]:
-    """A slow worker or a heavy stage: without peers both must be said, and neither surely.
+    """Return the faults of an answer about a worker without peers, which may be a heavy stage.
 
-    One of them may be said as the runner-up of the other.
+    Both causes must be named, one of them possibly as the runner-up, and neither with certainty.
     """
     there = [cause for cause in causes if _is_at(cause, truth.stage)]
     blamed = {cause.runner_up: cause for cause in there} | {cause.name: cause for cause in there}
@@ -111,7 +111,7 @@ def _is_at(cause: NamedCause, stage: int | None) -> bool:
 
 
 def summary(results: Sequence[Judged]) -> list[str]:
-    """Return what is printed of a run: the table, the retries and, last, the count."""
+    """Return the output of a run: the table, the retries and, last, the count."""
     retried = sum(result.retried for result in results)
     return [
         *table(results),
@@ -133,7 +133,7 @@ def table(results: Sequence[Judged]) -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, with its cells below one another."""
+    """Return a line for each row, with aligned cells."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -142,9 +142,9 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def last_line(results: Sequence[Judged]) -> str:
-    """Return how many are right, and how far their headlines are off.
+    """Return the number of right answers, and the errors of their headlines.
 
-    A refused trace has no headline; one without a verdict has, though it is not shown as one.
+    A refused trace has no headline; a trace without a verdict has one that is not shown.
     """
     right = sum(result.right for result in results)
     counted = f"real jobs: {right} of {len(results)} right"

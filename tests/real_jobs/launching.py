@@ -1,4 +1,4 @@
-"""Starts the processes of a job, lets them run scenarios, and sees to it that they end."""
+"""Starts the processes of a job, runs scenarios in them, and ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.real_jobs.jobs import MICROBATCHES, Framework, Job
 TORCH_PYTHON: Final = "PACELINE_TORCH_PYTHON"
 FORWARD_S: Final = 0.032
 
-# Imports and the first step; a scenario may take this multiple of its time.
+# Seconds for imports and the first step, and the largest multiple of a scenario's own time.
 _STARTING_S: Final = 90.0
 _PATIENCE: Final = 4.0
 _LOG_CHARS: Final = 4000
@@ -42,21 +42,21 @@ _running: Final[set[subprocess.Popen[bytes]]] = set()
 
 
 class LaunchError(Exception):
-    """The processes did not do what they were started for."""
+    """The processes of a launch failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run of a launch left: its recording and the times of its steps.
+    """The results of one run of a launch: its recording and the times of its steps.
 
     Parameters
     ----------
     rows : tuple of str
-        The recorded operations, as JSON, of one rank after the other.
+        The recorded operations as JSON, rank by rank.
     step_times_s : tuple of float
-        From the end of a step on the last rank to that of the next; the warm-up is left out.
+        Time between the ends of successive steps on the last rank, without the warm-up.
     meta : mapping or None
-        What the client said of the session, where it recorded.
+        The client's metadata of the session, if it recorded.
     """
 
     rows: tuple[str, ...]
@@ -71,7 +71,7 @@ def torch_python() -> str:
 
 @cache
 def missing(framework: Framework) -> str | None:
-    """Return why jobs of this framework cannot run here; None where they can."""
+    """Return why jobs of this framework cannot run on this machine; None if they can."""
     package, python = _PACKAGES[framework], torch_python()
     command = [python, "-c", _HAS_PACKAGE, package]
     try:
@@ -141,13 +141,13 @@ def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
 
 @contextmanager
 def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the launch in a process group of its own; end what is left of it, whatever happens."""
+    """Start the launch in a separate process group, and end all its processes at the end."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client" / "src"))),
-        # Many processes share few processors: no threads of their own.
+        # One thread for each process, because many processes share few processors.
         "OMP_NUM_THREADS": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        # Elsewhere PyTorch would leave a folder behind.
+        # By default, PyTorch would leave a folder in another place.
         "TORCHINDUCTOR_CACHE_DIR": str(log.parent / "inductor"),
     }
     if Path("/sys/class/net/lo").exists():
@@ -171,13 +171,13 @@ def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def end_all() -> None:
-    """End every launch that is under way, as when the run is interrupted."""
+    """End all running launches, for example when the run is interrupted."""
     for process in tuple(_running):
         _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # A process that ended well has waited for all others of its group.
+    # A process that ended normally has waited for all others of its group.
     if process.poll() != 0:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -201,7 +201,7 @@ def _measured(directory: Path, job: Job, run: str) -> Measured:
 
 
 def joined(said: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return what all shares of a session say of it, as the server joins it."""
+    """Return the joined metadata of all shares of a session, as the server joins them."""
     if not said:
         return None
     joined: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Processes of a job, forked after the imports, that run before whatever else computes."""
+"""Processes of a job, forked after the imports, with a higher priority than other programs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NICENESS: Final = -10
 def run_ranks(
     ranks: Iterable[int], run: Callable[[int], None], limit_s: int, *, alone: bool = False
 ) -> int:
-    """Fork a process a rank, and return 0 if each did its part.
+    """Fork a process for each rank, and return 0 if all succeed.
 
-    Where one fails the others are ended: they would wait for it.
+    If one fails, the others are ended, because they would wait for it.
 
     Parameters
     ----------
     alone : bool
-        No other job is measured at the same time, which what starts here would hold up.
+        Whether no other job is measured at the same time, which this one would delay.
     """
     _go_first(at_once=alone)
-    # Collections of what was imported are no part of the job.
+    # Garbage of the imports must not be collected during the job.
     gc.collect()
     gc.freeze()
     left = {_fork(rank, run, limit_s) for rank in ranks}
@@ -45,10 +45,10 @@ def run_ranks(
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Let what this thread does here wait for whichever rank wakes, as a profiler's files may.
+    """Run the block at a low priority, so that it does not delay ranks that wake up.
 
-    Who runs as soon as it wakes holds a processor until it sleeps: a rank that writes its recording
-    would keep others from the end of the step that they record.
+    A process with a high priority keeps a processor until it sleeps: a rank that writes its
+    recording would delay other ranks within the step that they record.
     """
     if sys.platform != "linux" or (policy := os.sched_getscheduler(0)) == os.SCHED_OTHER:
         yield
@@ -60,15 +60,15 @@ def aside() -> Iterator[None]:
 
 
 def _go_first(*, at_once: bool) -> None:
-    """Let this process and its children run before others, or even as soon as they wake.
+    """Give this process and its children a high, or even real-time, priority.
 
-    They mostly sleep, as the processors of a job do whose accelerators compute: when they wake they
-    must not queue behind what others compute. Root may say so; elsewhere they queue.
+    They mostly sleep, like the processors of a job whose accelerators compute: when they wake, they
+    must not wait for other programs. Only root may set this; other users' processes have to wait.
     """
     with suppress(PermissionError, AttributeError):
         os.nice(_NICENESS)
         if os.getsid(0) == os.getpid():
-            # Where Linux shares the processors among sessions, niceness holds within one only.
+            # If Linux schedules by session, a nice value applies within its session only.
             with suppress(FileNotFoundError):
                 Path("/proc/self/autogroup").write_text(str(_NICENESS))
         if at_once:
@@ -79,7 +79,7 @@ def _fork(rank: int, run: Callable[[int], None], limit_s: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    # A child has no alarm of its parent's.
+    # A forked child does not inherit its parent's alarm.
     signal.alarm(limit_s)
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""Launches scenarios, holds the product against them, retries where the machine was noisy."""
+"""Launches scenarios, compares the product with them, and retries on a noisy machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.real_jobs.scenarios import HEALTHY, Scenario
 from tests.real_jobs.truth import NOISY_SPREAD, Truth, spread, truth_of
 
 RETRIES: Final = 2
-# Launches at a time: they mostly sleep.
+# Number of launches at the same time: they mostly sleep.
 AT_ONCE: Final = 2
 _KEEPING: Final = Lock()
 
 
 @dataclass(slots=True)
 class Retries:
-    """What is left of a run's retries; a scenario has one."""
+    """The remaining retries of a run; a scenario may have one."""
 
     left: int = RETRIES
     _lanes: Lock = field(default_factory=Lock)
 
     def allow(self, result: Judged) -> bool:
-        """Return whether a scenario may be run again, and count it.
+        """Return whether a scenario may be run again, and count the retry.
 
-        Only where it was not told right, and the healthy runs of its launch say themselves that
+        A retry is allowed only after a wrong answer, if the healthy runs of the launch show that
         the machine was too noisy.
         """
         noisy = result.noise is not None and result.noise > NOISY_SPREAD
@@ -46,18 +46,18 @@ class Retries:
 
 @dataclass(slots=True)
 class JobRunner:
-    """Runs scenarios of one kind of job after another.
+    """Runs scenarios of one kind of job, one after another.
 
     Parameters
     ----------
     forward_s : float
-        Time of a chunk's forward in a healthy job.
+        Time of a chunk's forward pass in a healthy job.
     keep : Path or None
-        Where recordings and their truths are kept.
+        Folder that keeps recordings and their truths.
     retries : Retries
         Shared by all kinds of job of a run.
     hooked : bool
-        The client's hooks record, and not the workers themselves.
+        Whether the client's hooks record, and not the workers themselves.
     """
 
     forward_s: float = FORWARD_S
@@ -66,7 +66,7 @@ class JobRunner:
     hooked: bool = False
 
     def judge(self, job: Job, scenarios: Sequence[Scenario]) -> list[Judged]:
-        """Return what came of scenarios of one kind of job, which share a launch."""
+        """Return the results of scenarios of one kind of job, which share a launch."""
         try:
             runs = launch(job, runs_for(scenarios), self.forward_s, hooked=self.hooked)
             return [self._judge_one(scenario, runs) for scenario in scenarios]
@@ -88,14 +88,14 @@ def judge_all(
     at_once: int,
     tell: Callable[[Judged], None] = lambda _: None,
 ) -> list[Judged]:
-    """Return what came of all scenarios, in their order.
+    """Return the results of all scenarios, in their order.
 
     Parameters
     ----------
     at_once : int
-        Launches at a time.
+        Number of launches at the same time.
     tell
-        Called with each result when it is there.
+        Called with each result as soon as it exists.
     """
     by_job: dict[Job, list[Scenario]] = {}
     for scenario in scenarios:
@@ -109,7 +109,7 @@ def judge_all(
 
     with ThreadPoolExecutor(at_once) as lanes:
         try:
-            # The longest first, so that no lane is left alone with one at the end.
+            # The longest launches first, so that none runs alone at the end.
             pending = {
                 job: lanes.submit(judge, job)
                 for job in sorted(by_job, key=lambda job: -len(by_job[job]))
@@ -122,7 +122,7 @@ def judge_all(
 
 
 def runs_for(scenarios: Iterable[Scenario]) -> list[str]:
-    """Return what one launch runs for these: the healthy job first, each reference once."""
+    """Return the runs of a launch for these scenarios: the healthy job, each reference once."""
     runs = [HEALTHY]
     for scenario in scenarios:
         runs += [scenario.reference, scenario.fault_name]
@@ -132,12 +132,12 @@ def runs_for(scenarios: Iterable[Scenario]) -> list[str]:
 def trace_of(
     scenario: Scenario, rows: Iterable[str], said: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return a recording as a trace in NDJSON, with what its metadata say.
+    """Return a recording with its metadata as a trace in NDJSON.
 
     Parameters
     ----------
     said : mapping, optional
-        By the client, where that recorded; but the hosts, which are one here.
+        The client's metadata, if it recorded, without the hosts, which are all the same.
     """
     job = scenario.job
     hosts = {str(rank): f"node-{rank}" for rank in range(job.world)}

@@ -1,4 +1,4 @@
-"""Every scenario: a kind of job, and what is made wrong with it."""
+"""All scenarios: a kind of job with a fault."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Scenario:
 
     @property
     def fault(self) -> Fault:
-        """What is made wrong."""
+        """The fault of the scenario."""
         return _FAULTS[self.fault_name]
 
     @property
@@ -104,7 +104,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     for scenario in (Scenario(JOBS[job], fault) for fault in faults)
 }
 
-# What CI takes: every framework, layout and adaptation, each fault at least once.
+# The scenarios of CI: every framework, layout and adaptation, and each fault at least once.
 REPRESENTATIVE: Final = (
     "hwC-gc",
     "hwC-link",
@@ -124,8 +124,8 @@ REPRESENTATIVE: Final = (
     "mcV-slow1.3",
 )
 
-# Which of these are told wrong without an adaptation. An adaptation that no real job needs goes,
-# unless a job of the second physics does (tests/unit/analysis/replay/adaptations).
+# Scenarios whose answer is wrong without an adaptation. An adaptation that neither a real job nor a
+# job of the second physics needs is removed (tests/unit/analysis/replay/adaptations).
 NEEDS: Final[Mapping[str, tuple[Name, ...]]] = {
     "hwC-gc": (Name.NESTED_GC,),
     "hwS-slow1.8": (Name.OVERLAPPING_STEPS,),
@@ -138,7 +138,8 @@ NEEDS: Final[Mapping[str, tuple[Name, ...]]] = {
     "mcV-slow1.3": (Name.BLOCKING_TRANSFERS,),
 }
 
-# What CI takes again with the client's hooks in place of the workers' own instrumentation.
+# The scenarios that CI also records with the client's hooks in place of the workers'
+# instrumentation.
 HOOKED: Final = ("tpF-slow1.8", "tpZ-slow1.8", "mcO-slow1.8")
 
 

@@ -1,4 +1,4 @@
-"""Real jobs that hang: who is waited for is told from the dumps that PyTorch writes."""
+"""Real jobs that hang: their culprits are found in the dumps that PyTorch writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_rank_of_a_training_that_stands_still_is_named_with_its_line(
 @pytest.mark.slow
 def test_a_stage_that_stands_still_is_named_by_the_stacks_alone(tmp_path: Path) -> None:
     hang = hang_of("pipeline", tmp_path)
-    # Gloo's recorder knows no transfers.
+    # Gloo's recorder contains no transfers.
     assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.NEVER_ENTERED)]
     assert hang.waiting == (0, 1, 3)
     assert hang.culprits[0].stack[0].function == "forward"
@@ -71,7 +71,7 @@ def test_a_stage_that_stands_still_is_named_by_the_stacks_alone(tmp_path: Path) 
 def test_a_rank_that_is_stopped_is_silent(tmp_path: Path) -> None:
     hang = hang_of("stopped", tmp_path)
     assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.SILENT)]
-    # Nothing says that rank 3's group has another rank: gloo's recorder lists no groups.
+    # Gloo's recorder lists no groups, so it is unknown that rank 3's group has another rank.
     assert hang.waiting == (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Files that PyTorch's own profiler writes here, compared with hooks on the same computations."""
+"""Files written by PyTorch's profiler in this run, compared with hooks on the same computations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.real_jobs.launching import missing, torch_python
 
 ROOT = Path(__file__).parents[2]
 RANKS, CHUNKS, MICROBATCHES, STEPS = 2, 2, 4, 2
-# The profiler turns a counter of the processor into the host's clock.
+# Tolerance: the profiler converts a counter of the processor to the host's clock.
 CLOCKS_APART_NS = 1_000_000
 LIMIT_S = 240
 
@@ -97,7 +97,7 @@ def test_every_computation_is_where_hooks_saw_it(
     assert [row[:3] for row in found] == [row[:3] for row in wanted]
     assert len(found) == STEPS * 2 * CHUNKS * MICROBATCHES
     for (*_, start, end), (*_, hook_start, hook_end) in zip(found, wanted, strict=True):
-        # The range holds the computation that the hook saw, and no wait before it.
+        # The range contains the computation of the hook, without the wait before it.
         assert start <= hook_start + CLOCKS_APART_NS
         assert end >= hook_end - CLOCKS_APART_NS
 

@@ -74,7 +74,7 @@ def test_an_interpreter_that_cannot_run_a_framework_is_named(
 
 
 def _started(process: subprocess.Popen[bytes], log: Path) -> set[int]:
-    """Return the process and its three children, once they are there."""
+    """Return the process and its three children, once they exist."""
     while b"forked" not in log.read_bytes():
         assert process.poll() is None
     started = descendants(process.pid)

@@ -1,4 +1,4 @@
-"""The planner against a real job: what it says is faster, is."""
+"""The planner compared with a real job: a plan that it predicts to be faster is faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBER_BYTES = 4
 
 
 def predicted_s(division: Division, profile: Sequence[float]) -> float:
-    """Return what the planner says a step takes, of what a block and a send took alone."""
+    """Return the planner's step time, from the measured times of a block and a send."""
     size = division.microbatch
     forward_s, backward_s, send_s = profile
     link = SEQUENCE * size * HIDDEN * NUMBER_BYTES / send_s / SEND_EFFICIENCY / 1e9
@@ -64,7 +64,7 @@ def test_divisions_of_a_real_job_take_what_they_take_in_the_order_that_is_predic
     print(told)  # noqa: T201 - what a run of this test says
     compared = 0
     for one, other in itertools.combinations(DIVISIONS, 2):
-        # of the same turn: what else the machine did met both
+        # Both are of the same turn, so that other load of the machine affects both.
         apart = [mine - its for mine, its in zip(steps[one], steps[other], strict=True)]
         middle = statistics.median(apart)
         noise = statistics.median(abs(difference - middle) for difference in apart)

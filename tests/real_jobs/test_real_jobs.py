@@ -1,4 +1,4 @@
-"""Real training jobs, slowed down on purpose, and what the product says of their recordings."""
+"""Real training jobs, slowed down on purpose, and the product's answers to their recordings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.real_jobs.comparing import Pair
 from tests.real_jobs.judging import Judged, faults_of
 from tests.real_jobs.scenarios import HOOKED, NEEDS, REPRESENTATIVE
 
-# By so much the replay is further from the recording: a healthy job may be told right even so.
+# Minimum increase of the discrepancy without an adaptation, after which a healthy job may still be
+# judged right.
 WORSE = 0.01
 
 
@@ -57,7 +58,7 @@ def test_transfers_that_fit_no_neighbor_are_left_out_rather_than_the_job_told_wr
     assert judged.truth is not None
     idle = {Name.IDLE_TRANSFERS}
     left_out = answer(judged.recording, idle)
-    # Mostly there is no graph at all; by chance transfers that are idle fit one another.
+    # Usually there is no dependency graph at all; by chance idle transfers may pair up.
     kept = answer(judged.recording, idle | {Name.UNMATCHED_TRANSFERS})
 
     assert left_out.refused is None

@@ -1,4 +1,4 @@
-"""A right verdict in the structure of every tutorial, healthy and with a rank that is slowed."""
+"""A right verdict on the structure of every tutorial, healthy and with a slow rank."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ of_real_jobs("torch")
 from tests.real_jobs.running import AT_ONCE  # noqa: E402
 from tests.real_jobs.tutorials import TUTORIALS, Tutorial, faults_of, run  # noqa: E402
 
-# On a machine whose healthy steps differ by more than a headline may, one more look is fair.
+# One retry is allowed if the machine's healthy steps differ by more than a headline may.
 ATTEMPTS = 4
-# Loading it takes as long as three of the others; only every night.
+# Tutorials that run at night only, because loading them takes as long as three of the others.
 SLOWEST = "deepspeed"
 
 
 @pytest.fixture(scope="module")
 def wrong(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[list[str]]]]:
-    """Run the tutorials whose tests were selected, and yield what is wrong with each."""
+    """Run the tutorials whose tests were selected, and yield the faults of each."""
     names = [
         name
         for name in TUTORIALS

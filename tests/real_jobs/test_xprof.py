@@ -1,4 +1,4 @@
-"""What JAX's profiler writes of a real job is read as what the job did."""
+"""The files of JAX's profiler for a real job are read as the job's steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_devices_steps_and_collectives_are_those_of_the_job(recorded: Path) -> N
 
     assert trace.meta.sizes == Sizes(dp=DEVICES, pp=1)
     assert set(trace.step.tolist()) == set(range(FIRST_STEP, FIRST_STEP + STEPS))
-    # Of each step and device at least the gradients' reduction, as many on each device.
+    # At least the reduction of gradients in each step, as many on each device.
     reductions = trace.op == trace.op_names.index("grads-reduce-scatter")
     counts = Counter(
         zip(trace.rank[reductions].tolist(), trace.step[reductions].tolist(), strict=True)

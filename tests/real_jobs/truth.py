@@ -1,4 +1,4 @@
-"""What is true of a scenario, as measured outside of the product, and how sure that is."""
+"""The truth about a scenario, measured outside of the product, and its certainty."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Final
 from tests.real_jobs.jobs import Place
 from tests.real_jobs.scenarios import Scenario
 
-# Steps of a healthy run that differ by more than this cannot hold a headline to within 5 %.
+# If the steps of a healthy run differ by more than this, a headline cannot be within 5 %.
 NOISY_SPREAD: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a report must say.
+    """The content that a report must have.
 
     Parameters
     ----------
     slowdown : float
         Mean measured step time over that of the same job without the fault, in the same launch.
     cause : str or None
-        The report's name of what is wrong.
+        The report's name of the fault.
     worker : Place or None
-        Who is to blame.
+        The worker to blame.
     stage : int or None
-        The stage to blame, where no single worker is.
+        The stage to blame, if it is not a single worker.
     one_dp_rank : bool
-        A worker has no peers.
+        Whether workers have no peers.
     at_an_end : bool
-        What is to blame is on the first or the last stage.
+        Whether the fault is on the first or the last stage.
     """
 
     slowdown: float
@@ -43,19 +43,19 @@ class Truth:
 
 
 def true_slowdown(step_times_s: Sequence[float], reference_s: Sequence[float]) -> float:
-    """Return the ratio of the means."""
+    """Return the ratio of the mean step times."""
     return mean(step_times_s) / mean(reference_s)
 
 
 def spread(step_times_s: Sequence[float]) -> float:
-    """Return how far the steps of a run lie apart, over their median."""
+    """Return the spread of a run's steps, relative to their median."""
     return (max(step_times_s) - min(step_times_s)) / median(step_times_s)
 
 
 def truth_of(
     scenario: Scenario, step_times_s: Sequence[float], reference_s: Sequence[float]
 ) -> Truth:
-    """Return what is true of a scenario that took so long, where its reference took that long."""
+    """Return the truth about a scenario from its step times and those of its reference."""
     fault, job = scenario.fault, scenario.job
     stage = fault.stage if fault.worker is None else fault.worker.pp
     return Truth(

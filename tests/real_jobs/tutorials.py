@@ -1,8 +1,7 @@
-"""Jobs in the structures of the frameworks' tutorials, as `examples/` has them.
+"""Jobs in the structures of the frameworks' tutorials, from `examples/`.
 
-Each is launched once, trains healthy and with a rank that is slowed, in turns of few steps, and
-says itself when its steps ended. Its client sends to nowhere: what would have been sent is in the
-spool.
+Each is launched once, trains in turns of few steps healthy and with a slow rank, and records itself
+when its steps ended. Its client has no server: the shares are in the spool.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from tests.real_jobs.worker.attached import NOWHERE
 LIMIT_S: Final = 240
 SLOW_RANK: Final = 1
 FACTOR: Final = 1.5
-# A healthy job is told no more than this.
+# Largest headline of a healthy job.
 HEALTHY_AT_MOST: Final = 1.05
 WITHIN: Final = 0.05
-# As `examples/common.py` has it: the first step that is recorded.
+# The first recorded step, as in `examples/common.py`.
 _CONNECT_STEPS: Final = 4
 _STEPS: Final = 15
 _GZIP: Final = b"\x1f\x8b"
@@ -44,7 +43,7 @@ class Tutorial:
     Parameters
     ----------
     stages : bool
-        Its ranks are pipeline stages and not data-parallel: a slow one may be a heavy stage.
+        Whether its ranks are pipeline stages, not data-parallel: a slow rank may be a heavy stage.
     """
 
     script: str
@@ -54,7 +53,7 @@ class Tutorial:
 
     @property
     def missing(self) -> str | None:
-        """Return the package that is not installed; None where it can run."""
+        """Return the package that is not installed; None if the tutorial can run."""
         packages = ("torch", self.package)
         return next((name for name in packages if importlib.util.find_spec(name) is None), None)
 
@@ -68,7 +67,7 @@ TUTORIALS: Final[Mapping[str, Tutorial]] = {
     "hugging face": Tutorial("hugging_face", package="transformers"),
     "deepspeed": Tutorial("deepspeed_zero", package="deepspeed"),
     "accelerate": Tutorial("accelerate_ddp", ("--pace", "0.6"), package="accelerate"),
-    # Steps of a pipeline overlap: they are cut apart once.
+    # Steps of a pipeline overlap, so there is a single change from healthy to slow.
     "1f1b": Tutorial("pipeline_1f1b", ("--pace", "0.6", "--turn", "15"), stages=True),
     "pipeline and ddp": Tutorial("torch_pipelining", ("--pace", "0.6", "--turn", "15")),
 }
@@ -76,13 +75,13 @@ TUTORIALS: Final[Mapping[str, Tutorial]] = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was measured, and what the product says, of one launch.
+    """The measurements of one launch, and the product's answers.
 
     Parameters
     ----------
     slowdown : float
         Step time of the slowed steps over that of the healthy ones, each a mean without the
-        quarters of the shortest and longest: one that is late by chance says nothing of the rank.
+        shortest and the longest quarter, because single late steps are chance.
     noise : float
         Spread of the healthy steps.
     """
@@ -94,12 +93,12 @@ class Told:
 
     @property
     def noisy(self) -> bool:
-        """Return whether the healthy steps say themselves that the machine was busy."""
+        """Return whether the healthy steps show that the machine was busy."""
         return self.noise > NOISY_SPREAD
 
 
 def run(tutorial: Tutorial) -> Told:
-    """Launch a tutorial, and return what both its sessions say."""
+    """Launch a tutorial, and return the answers to both of its sessions."""
     with TemporaryDirectory(prefix="paceline-tutorial-") as name:
         folder = Path(name)
         slow = ("--slow", f"{SLOW_RANK}:{FACTOR}", "--compare", name, "--server", NOWHERE)
@@ -162,7 +161,7 @@ def _trace(spool: Path, steps: Collection[int]) -> bytes:
 
 
 def faults_of(tutorial: Tutorial, told: Told) -> list[str]:
-    """Return what is wrong with what was told; nothing if it is right."""
+    """Return the faults of the answers; empty if they are right."""
     healthy, slowed = told.healthy, told.slowed
     wrong = [
         f"{name}: {answer.refused or f'no verdict, {answer.discrepancy:.1%} off'}"

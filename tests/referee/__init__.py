@@ -1,1 +1,1 @@
-"""The diagnosis held against the second physics of `tests.oracles.physics`."""
+"""The diagnosis, tested on the second physics of `tests.oracles.physics`."""

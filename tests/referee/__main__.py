@@ -1,6 +1,6 @@
 """Score the diagnosis on the second physics: ``make score PHYSICS=independent``.
 
-Without a seed the seeds are drawn now and printed, and the figure is the worst of all draws.
+Without a seed, seeds are drawn and printed, and the figure is the worst of all draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.referee.table import lines, macro_f1
 
 
 def main() -> None:
-    """Print the table of each draw, and the worst last."""
+    """Print the table of each draw, and the worst draw last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="of the first job; one draw")
     parser.add_argument("--jobs", type=int, default=1000)

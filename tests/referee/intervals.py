@@ -1,7 +1,7 @@
-"""How often the headline's interval holds the slowdown of a job of the second physics.
+"""The share of headline intervals that contain a job's slowdown, on the second physics.
 
-``make fidelity PHYSICS=independent ARGS="--jobs 30"``: sessions cut out of long jobs. Causes
-that are not named have no interval; `make score PHYSICS=independent` says how often that is so.
+``make fidelity PHYSICS=independent ARGS="--jobs 30"``: sessions cut out of long jobs. Causes that
+are not named have no interval; `make score PHYSICS=independent` prints how often that happens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.oracles.physics.draw import FAULTS, draw_worlds, run_job
 from tests.oracles.physics.shape import Shape
 from tests.referee.judging import STRAGGLING, trace_of
 
-# Steps of a job and of a session, and at which of its steps sessions begin.
+# Numbers of steps of a job and of a session, and the first steps of the sessions.
 STEPS: Final = 144
 SESSION_STEPS: Final = 24
 STARTS: Final = (24, 96)
-# Passes of a step: larger jobs of this number of steps take too long to execute.
+# Maximum number of passes in a step: larger jobs take too long to execute.
 _MOST_PASSES: Final = 240
-# These have no slowdown of the job to be held against: they begin at some step, or grow, or follow
-# an hour that is longer than the job.
+# Faults without a constant slowdown of the job: they begin at some step, or grow, or have a period
+# longer than the job.
 UNSTEADY: Final = ("worker from a step on", "gc growing", "congestion by the hour")
 _COLUMNS: Final = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
 
@@ -45,11 +45,11 @@ class Held:
     ----------
     fault : str
     slowdown : float
-        Of the job.
+        True slowdown of the job.
     headline : float
-        Of the session.
+        Headline of the session.
     interval : (float, float) or None
-        None where the headline is S, or has none.
+        None if the headline is S, or has no interval.
     """
 
     fault: str
@@ -59,17 +59,17 @@ class Held:
 
     @property
     def below(self) -> bool:
-        """Return whether the job is less slow than the interval says."""
+        """Return whether the job's slowdown is below the interval."""
         return self.interval is not None and self.slowdown < self.interval[0]
 
     @property
     def above(self) -> bool:
-        """Return whether it is slower."""
+        """Return whether the job's slowdown is above the interval."""
         return self.interval is not None and self.slowdown > self.interval[1]
 
 
 def hold(wanted: tuple[str, int]) -> list[Held]:
-    """Hold the sessions of a job of a fault and a seed; none where it is hardly slow."""
+    """Analyze the sessions of a job of a fault and a seed; none if the job is hardly slow."""
     fault, seed = wanted
     job = run_job(draw_worlds(seed, fault, fits=_is_small, steps=STEPS))
     if job.slowdown < STRAGGLING:
@@ -89,7 +89,7 @@ def _is_small(shape: Shape) -> bool:
 
 
 def _cut(trace: Trace, first: int) -> Trace:
-    """Return some neighboring steps of a job as a session of its own."""
+    """Return some consecutive steps of a job as a session."""
     steps = np.unique(trace.step)[first : first + SESSION_STEPS]
     mine = np.isin(trace.step, steps)
     return replace(trace, **{name: getattr(trace, name)[mine] for name in _COLUMNS})
@@ -118,7 +118,7 @@ def _row(name: str, sessions: Sequence[Held]) -> str:
 
 
 def main() -> None:
-    """Draw, hold, and print."""
+    """Draw jobs, analyze their sessions, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=20, help="of each fault")
     parser.add_argument("--seed", type=int, default=None, help="of the first job; else drawn now")

@@ -1,4 +1,4 @@
-"""One job of the second physics: sent, decoded, analyzed, compared with its truth."""
+"""A job of the second physics: encoded, decoded, analyzed, compared with its truth."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ STRAGGLING: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is true of a job and what its report says.
+    """The truth about a job and its report.
 
     Parameters
     ----------
     seed : int
     fault, cause : str
-        `NONE` of a healthy job.
+        `NONE` for a healthy job.
     shape : str
-        Sizes and habits in a line.
+        Sizes and ways of execution in a line.
     slowdown, headline, published : float
         True slowdown; the report's headline and its S.
     named : tuple of str
         Causes, most expensive first.
     worker_right, stage_right : bool or None
-        Whether who is blamed first is at fault; None where none is, or nothing was named.
+        Whether the first blamed worker or stage is faulty; None if none is, or nothing was named.
     has_verdict : bool
     fixes : tuple of str
-        Actions recommended.
+        Recommended actions.
     sentence : str
     """
 
@@ -66,7 +66,7 @@ class Verdict:
 
     @property
     def lead(self) -> str:
-        """Return the cause that is named first."""
+        """Return the first named cause."""
         return self.named[0] if self.named else NONE
 
 
@@ -78,7 +78,7 @@ def trace_of(recording: Recording) -> Trace:
         for name, values in recording.columns.items()
     }
     with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-        # What is read once is not made small; of the stubs a list of columns is unknown.
+        # Uncompressed, because it is read only once; the stubs do not know a list of columns.
         pq.write_table(
             pa.table(columns),
             file.name,
@@ -95,7 +95,7 @@ def judge(seed: int, fault: str | None) -> Verdict:
 
 
 def judge_job(seed: int, job: Job) -> Verdict:
-    """Analyze a job and compare; `seed` is what it was drawn from."""
+    """Analyze a job and compare it with its truth; `seed` is the job's seed."""
     report = analyze(trace_of(job.recording())).report
     first = next((cause for cause in report.causes if cause.cause != UNKNOWN), None)
     worker_right = stage_right = None
@@ -127,9 +127,10 @@ def judge_job(seed: int, job: Job) -> Verdict:
 
 
 def _said(job: Job, report: Report) -> float:
-    """Return how slow a report says a job is.
+    """Return the slowdown in a report.
 
-    What holds it up between steps is in no headline, but its causes say what it costs of the time.
+    Pauses between steps are not in the headline, but their causes have a cost as a share of the
+    time.
     """
     if job.fault is None or not job.fault.between:
         return report.headline.slowdown
@@ -138,7 +139,7 @@ def _said(job: Job, report: Report) -> float:
 
 
 def draw_fault(seed: int, healthy: float) -> str | None:
-    """Return what is to go wrong in a job: nothing in a share of them, else each kind as often."""
+    """Return a random job's fault: none in a share of jobs, else each kind equally often."""
     rng = np.random.default_rng([seed, 0xFA17])
     if rng.random() < healthy:
         return None
@@ -146,5 +147,5 @@ def draw_fault(seed: int, healthy: float) -> str | None:
 
 
 def judge_seed(seed: int, healthy: float, only: str | None) -> Verdict:
-    """Judge the job of a seed: with one kind of fault, or with what is drawn."""
+    """Judge the job of a seed, with a given kind of fault or a random one."""
     return judge(seed, only if only is not None else draw_fault(seed, healthy))

@@ -1,4 +1,4 @@
-"""Verdicts on many jobs, in words and figures."""
+"""Tables of verdicts on many jobs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from app.analysis.diagnosis.finding import UNKNOWN
 from tests.oracles.physics.draw import FAULTS
 from tests.referee.judging import NONE, STRAGGLING, Verdict
 
-# How far a headline may be from the truth, as a share of it.
+# Largest accepted relative error of a headline.
 NEAR: Final = 0.03
-# Causes that the second physics has, in the order of its kinds of faults.
+# Causes of the second physics, in the order of its kinds of faults.
 CAUSES: Final = tuple(dict.fromkeys(fault.cause for fault in FAULTS.values()))
 
 
@@ -25,7 +25,7 @@ def _short(cause: str) -> str:
 
 
 def f1(cause: str, counted: Sequence[Verdict]) -> float:
-    """Return F1 of a cause among single faults and healthy jobs; NaN where it is not there."""
+    """Return F1 of a cause among single faults and healthy jobs; NaN without any."""
     true = sum(verdict.cause == cause for verdict in counted)
     named = sum(verdict.lead == cause for verdict in counted)
     both = sum(verdict.cause == verdict.lead == cause for verdict in counted)
@@ -33,7 +33,7 @@ def f1(cause: str, counted: Sequence[Verdict]) -> float:
 
 
 def counted_in_f1(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the healthy jobs, and those that their fault makes slow enough."""
+    """Return the healthy jobs, and the jobs that their fault makes slow enough."""
     return [v for v in verdicts if v.cause == NONE or v.slowdown >= STRAGGLING]
 
 
@@ -44,7 +44,7 @@ def macro_f1(verdicts: Sequence[Verdict]) -> float:
 
 
 def lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the report on one draw."""
+    """Yield the table of one draw."""
     counted = counted_in_f1(verdicts)
     healthy = [v for v in counted if v.cause == NONE]
     slow = [v for v in counted if v.cause != NONE]

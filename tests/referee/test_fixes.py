@@ -1,4 +1,4 @@
-"""What fixes are promised to bring comes true where they are made."""
+"""Promised gains of fixes are realized when the fixes are made."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
 @pytest.mark.parametrize(
     ("seed", "fault", "action"),
     [
-        # The first stage waits for data before it writes, in some steps.
+        # In some steps, the first stage waits for data before it writes a checkpoint.
         (922000030, "checkpoints and data late", "save_in_background"),
         (922000038, "checkpoints and data late", "load_ahead"),
         # All steps wait for data, and a quarter of them for checkpoints.
         (944000013, "data_loading + checkpoint", "load_ahead"),
-        # One of two ranks writes.
+        # One of two ranks writes checkpoints.
         (944000008, "checkpoint of a rank", "save_in_background"),
-        # Hosts that wait for their sends launch forwards late: nothing pauses them.
+        # Hosts that wait for their sends launch forward passes late, without a pause.
         (922000011, "lengths rare", "even_microbatches"),
     ],
 )
@@ -85,9 +85,9 @@ def test_what_other_causes_take_is_not_promised(seed: int, fault: str, action: s
 @pytest.mark.parametrize(
     ("seed", "fault", "action"),
     [
-        # One worker, and a few microbatches of a session ten times as long as the others.
+        # A slow worker, and a few microbatches ten times as long as the others.
         (933000096, "lengths very rare", "restore_speed"),
-        # Ranks go on one by one after what nothing names.
+        # Ranks continue one by one after an unexplained pause.
         (955000183, "between_steps", "save_in_background"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The second physics obeys its own laws; what it records the product reads."""
+"""The second physics obeys its own laws, and the product can read its recordings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPERTS = replace(SHAPE, dp=4, ep=2)
 
 
 def bare(shape: Shape, forward_s: float, backward_s: float) -> World:
-    """Return a world in which nothing but computing takes time."""
+    """Return a world in which only computing takes time."""
     world = draw_world(shape, np.random.default_rng(0))
     for name in World.__dataclass_fields__:
         times = getattr(world, name)
@@ -63,8 +63,8 @@ def test_virtual_stages_divide_the_bubble() -> None:
 
 
 def test_weights_that_come_later_fill_the_bubble() -> None:
-    # Inputs and weights take as long as a forward: of three passes in each turn of the bubble two
-    # are gone at the end (Qi et al. 2023, table 1).
+    # Backward passes of inputs and weights take as long as a forward pass: two of three passes in
+    # each slot of the bubble are filled at the end (Qi et al. 2023, table 1).
     world = replace(bare(ZERO_BUBBLE, 1.0, 2.0), weights=0.5)
     bubble = ZERO_BUBBLE.pp - 1
     assert execute(world).step_s == pytest.approx(ZERO_BUBBLE.microbatches * 3.0 + bubble)

@@ -1,4 +1,4 @@
-"""The judged figure is the worst of its draws, each with as many jobs as asked for."""
+"""The judged figure is the worst of its draws, each with the requested number of jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(cause: str, lead: str | None = None, *, near: bool = True) -> Judged:
 
 
 def judge_by_seed(seed: int, cause: str) -> Judged:
-    """Judge a made-up job: every third is not slow."""
+    """Judge a synthetic job, of which every third is not slow."""
     return Judged(seed, cause, cause, slow=seed % 3 != 0, near=True, worker_right=None)
 
 

@@ -1,4 +1,4 @@
-"""Machines that incidents blame, and what is done to them, moved by a test."""
+"""Incidents that blame machines, and the actions that follow, driven step by step by a test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def machine_action(incident: uuid.UUID, host: str, now: datetime) -> MachineActi
 
 @dataclass
 class Acting:
-    """A container, and the shortest ways to have machines blamed and to look at what is done."""
+    """A container, with shortcuts that blame machines and read the actions."""
 
     container: Container
 
@@ -69,7 +69,7 @@ class Acting:
         guessed: bool = False,
         cause: str = "slow_worker",
     ) -> None:
-        """Let sessions blame a host, with the readings that the analysis would store of them."""
+        """Store sessions that blame a host, and the readings that their analysis would store."""
         gpu = BlamedGpu(3, host, "3", guessed=guessed, uuid=f"GPU-{host[:40]}-3")
         found = replace(SLOW_NODE, cause=cause, where=(host,), confidence=confidence, gpus=(gpu,))
         for _ in range(sessions):
@@ -79,7 +79,7 @@ class Acting:
     def reading(
         self, session: uuid.UUID, host: str, cause: str | None, *, guessed: bool = False
     ) -> None:
-        """Let the ledger have a reading of a session."""
+        """Store a session's reading of a host in the ledger; without a cause, it is healthy."""
         with self.container.uow() as tx:
             row = tx.session.get_one(Session, session)
             tx.session.add(
@@ -101,7 +101,7 @@ class Acting:
             )
 
     def well(self, host: str = "node-7", *, job: str = "llm", sessions: int = 2) -> None:
-        """Let fast sessions run on a host."""
+        """Store fast sessions on a host."""
         for _ in range(sessions):
             self.reading(self.alerting.session(1.0, job=job), host, None)
 
@@ -111,12 +111,12 @@ class Acting:
         mode: ActionMode = ActionMode.AUTOMATIC,
         **changes: Any,  # noqa: ANN401 - of a configuration
     ) -> None:
-        """Let events go to a receiver."""
+        """Send the events of actions to a receiver."""
         config = {"url": receiver.url, "signing_secrets": [SECRET]} | changes
         set_policy(self.container, "event", mode=mode, config=config)
 
     def time_passes(self, span: timedelta) -> None:
-        """Let all that was received and done lie so much further back."""
+        """Move the times of actions and readings back by `span`, as if that time had passed."""
         with self.container.uow() as tx:
             for row in tx.session.execute(select(MachineAction)).scalars():
                 for name in (
@@ -134,7 +134,7 @@ class Acting:
             )
 
     def evidence_ages(self, span: timedelta) -> None:
-        """Let the sessions that incidents were measured in lie so much further back."""
+        """Move back the times of the sessions that incidents refer to by `span`."""
         with self.container.uow() as tx:
             for row in tx.session.execute(select(AlertIncident)).scalars():
                 [found] = [one for one in self.alerting.incidents() if one.id == row.id]
@@ -146,11 +146,11 @@ class Acting:
                 }
 
     def look(self) -> None:
-        """Do one pass of the sweeper over actions."""
+        """Run one pass of the sweeper over actions."""
         sweep_actions(self.container)
 
     def work(self) -> None:
-        """Do what sweeper and workers do, until nothing is left to do."""
+        """Run the sweeper and the queued actions until none is queued."""
         keeper = LeaseKeeper(self.container)
         while True:
             self.look()
@@ -169,7 +169,7 @@ class Acting:
         keeper.stop()
 
     def actions(self) -> list[ActionRow]:
-        """Return the actions, the oldest first."""
+        """Return the actions, oldest first."""
         with self.container.reading() as tx:
             return list_actions(tx, 1000)[::-1]
 
@@ -182,7 +182,7 @@ class Acting:
         return found
 
     def states(self) -> dict[str, list[str]]:
-        """Return the states of actions by host."""
+        """Return the states of the actions of each host."""
         found: dict[str, list[str]] = {}
         for one in self.actions():
             found.setdefault(one.host, []).append(str(one.state))

@@ -1,4 +1,4 @@
-"""Alerts of a container, moved by a test without waiting for minutes."""
+"""Alerts of a container, driven step by step by a test instead of by the clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SLOW_NODE = SuspectedCause(
 
 @dataclass
 class Alerting:
-    """A container, and the shortest ways to make things happen and to look at them."""
+    """A container, with shortcuts that store sessions and read incidents and deliveries."""
 
     container: Container
 
@@ -57,7 +57,7 @@ class Alerting:
         job: str = "llm",
         labels: Mapping[str, str] | None = None,
     ) -> uuid.UUID:
-        """Let a session be analyzed: what the analysis writes for alerts, without the analysis."""
+        """Evaluate the alert rules for a session, without running its analysis."""
         session_id = uuid.uuid4()
         with self.container.uow() as tx:
             job_id = self._job(tx, job)
@@ -74,22 +74,22 @@ class Alerting:
         return session_id
 
     def slow(self, job: str = "llm", host: str = "") -> None:
-        """Let two slow sessions in a row come; jobs on one host are one incident.
+        """Store two slow sessions in a row; slow jobs on one host are one incident.
 
-        On node-7 without a name of either, on a host of its own with that of a job.
+        The host is node-7 for the default job, and a separate one for each other job.
         """
         host = host or ("node-7" if job == "llm" else f"node-of-{job}")
         for _ in range(2):
             self.session(1.3, replace(SLOW_NODE, where=(host,)), job=job)
 
     def guessed(self, job: str, host: str, uuid: str | None = None) -> None:
-        """Let two slow sessions come whose host has the name of a container."""
+        """Store two slow sessions whose host name is that of a container."""
         gpu = BlamedGpu(0, host, "0", guessed=True, uuid=uuid)
         for _ in range(2):
             self.session(1.3, replace(SLOW_NODE, where=(host,), gpus=(gpu,)), job=job)
 
     def fast(self, job: str = "llm") -> None:
-        """Let two fast sessions in a row come."""
+        """Store two fast sessions in a row."""
         for _ in range(2):
             self.session(1.0, job=job)
 
@@ -99,7 +99,7 @@ class Alerting:
         return create_channel(self.container, name=name, **values).id
 
     def time_passes(self, span: timedelta = timedelta(hours=5)) -> None:
-        """Let everything that is to happen later be due now."""
+        """Move the times of groups, deliveries and channels back, so that waiting work is due."""
         with self.container.uow() as tx:
             tx.session.execute(
                 update(AlertGroup).values(
@@ -120,7 +120,7 @@ class Alerting:
             )
 
     def silent(self, job: str = "llm", span: timedelta = timedelta(hours=1)) -> None:
-        """Let a job have sent nothing for so long, and be looked at."""
+        """Move a job's last session back by `span`, and evaluate its silence."""
         with self.container.uow() as tx:
             job_id = self._job(tx, job)
             tx.session.execute(
@@ -134,7 +134,7 @@ class Alerting:
         sweep_alerts(self.container)
 
     def grow_older(self, span: timedelta) -> None:
-        """Let what fires have fired that much earlier."""
+        """Move the times at which incidents fired, and channels were added, back by `span`."""
         with self.container.uow() as tx:
             tx.session.execute(
                 update(AlertChannel).values(created_at=AlertChannel.created_at - span)
@@ -146,7 +146,7 @@ class Alerting:
                 row.document = INCIDENT.dump_python(older, mode="json")
 
     def work(self) -> None:
-        """Do what sweeper and workers do, until nothing is left to do."""
+        """Run the sweeper and the queued tasks until none is queued."""
         keeper = LeaseKeeper(self.container)
         while True:
             swept = sweep_alerts(self.container)

@@ -1,4 +1,4 @@
-"""A training job of several processes that wait for one another, and leave garbage."""
+"""A training job of several processes that wait for each other and produce garbage."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ WAIT_S = 60
 
 @dataclass
 class RankLog:
-    """What a rank saw.
+    """The garbage collections of a rank.
 
     Parameters
     ----------
     automatic : list of int
-        Steps in which Python collected by itself.
+        Steps in which Python collected automatically.
     planned : list of (step, objects found)
     every : int or None
         The interval at the end.
     most_objects : int
-        Containers that waited for a collection, at most.
+        Maximum number of containers that waited for a collection.
     enabled_again : bool
-        Whether Python collects by itself after the job.
+        Whether automatic collection is on after the job.
     """
 
     automatic: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class RankLog:
 
 
 def leave_garbage(rings: int) -> None:
-    """Leave objects that refer to one another, which only the collector frees."""
+    """Create reference cycles, which only the garbage collector frees."""
     for _ in range(rings):
         ring: list[object] = []
         ring.append([ring])
@@ -48,7 +48,7 @@ def leave_garbage(rings: int) -> None:
 def train(
     rank: int, steps: int, rings: int, barrier: Barrier, settings: dict[str, Any] | None
 ) -> RankLog:
-    """Run a rank; `settings` are those of `PlannedGC`, None where nothing is planned."""
+    """Run a rank; `settings` are those of `PlannedGC`, None without planned collections."""
     log, step = RankLog(), 0
     ours = False
 
@@ -80,7 +80,7 @@ def train(
 
 
 def _least(shared: SynchronizedArray[int], rank: int, barrier: Barrier, own: int) -> int:
-    """Return the least of what all ranks say."""
+    """Return the least interval of all ranks."""
     shared[rank] = own
     barrier.wait(WAIT_S)
     return min(shared[:])
@@ -101,7 +101,7 @@ def _rank(  # noqa: PLR0917 - a process's arguments
 
 
 def run_job(ranks: int, steps: int, rings: int, settings: dict[str, Any] | None) -> list[RankLog]:
-    """Run a job of several processes; rank r leaves r + 1 times as much garbage as rank 0."""
+    """Run a job of several processes; rank r produces r + 1 times as much garbage as rank 0."""
     context = get_context("spawn")
     barrier, results = context.Barrier(ranks), context.Queue()
     shared = context.Array("i", ranks)

@@ -1,4 +1,4 @@
-"""The command line, in this process and in one of its own."""
+"""The command line, run in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Done = subprocess.CompletedProcess[str]
 
 
 def paceline(*arguments: str | Path) -> Done:
-    """Run the command in this process, which has everything loaded and compiled.
+    """Run the command in this process, where everything is already imported and compiled.
 
-    What no code of ours foresees is raised, and fails the test.
+    An exception that the command does not handle is raised, and fails the test.
     """
     argv = ["paceline", *map(str, arguments)]
     out, err = io.StringIO(), io.StringIO()
@@ -35,7 +35,7 @@ def paceline(*arguments: str | Path) -> Done:
 
 
 def paceline_process(*arguments: str | Path) -> Done:
-    """Run the command as a user does: in a process, with two streams and an exit code."""
+    """Run the command as a user does: in a separate process, with two streams and an exit code."""
     return subprocess.run(  # noqa: S603 - this interpreter and our own module
         [sys.executable, "-m", "app.cli.main", *map(str, arguments)],
         capture_output=True,

@@ -1,8 +1,8 @@
-"""What the chart uses of resources that others define, by API version and kind.
+"""Schemas of the custom resources that the chart uses, by API version and kind.
 
-Kubernetes' own schemas have none of them. Written after the definitions of the Prometheus Operator
-(v1), of Gateway API (v1) and of KEDA (v1alpha1): fields that the chart has no use for are left out,
-and so refused, also where the definition has them.
+Kubernetes' own schemas do not contain them. They follow the definitions of the Prometheus Operator
+(v1), of Gateway API (v1) and of KEDA (v1alpha1), without the fields that the chart does not use, so
+these fields are refused.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ SCALED_OBJECT: Final = _object(
             "type metadata",
             type={"const": "prometheus"},
             name=TEXT,
-            # Of that kind: numbers are texts, too.
+            # Metadata of KEDA's triggers are texts, numbers too.
             metadata=_object(
                 "serverAddress query threshold",
                 serverAddress={"type": "string", "pattern": "^https?://"},

@@ -1,4 +1,4 @@
-"""`paceline demo` in a process that a test waits for, looks at and stops."""
+"""`paceline demo` in a separate process, which tests wait for, read and stop."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.waiting import LIMIT_S, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Far more than the two weeks take on a loaded machine.
+# A limit for hangs: far more than the demo's two weeks take on a loaded machine.
 WHOLE_LIMIT_S: Final = 900.0
 
 
 class Command:
-    """``paceline COMMAND --port 0`` of a user, whose home is its own.
+    """``paceline COMMAND --port 0``, run by a user with a separate home directory.
 
     Parameters
     ----------
@@ -65,19 +65,19 @@ class Command:
             wait_until_gone(running)
 
     def words(self) -> str:
-        """Return what it has said."""
+        """Return the output so far."""
         return self._words.read_text()
 
     def url(self) -> str:
-        """Wait until requests are answered, and return the address."""
+        """Wait until the server answers, and return its address."""
         return self._said("Paceline is ready: ", LIMIT_S).rstrip("/")
 
     def whole(self) -> None:
-        """Wait until the demo's history is there whole."""
+        """Wait until the demo's whole history is analyzed."""
         self._said("All analyzed after ", WHOLE_LIMIT_S)
 
     def stop(self) -> None:
-        """Stop it as Ctrl-C does."""
+        """Stop the command as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(LIMIT_S) == 0, self.words()
 
@@ -99,19 +99,21 @@ class Command:
 
 @contextlib.contextmanager
 def told_demo() -> Iterator[str]:
-    """Yield the address of a demo that was started again after its history was there whole.
+    """Yield the address of a demo with its whole history, restarted once.
 
-    Telling two weeks takes a minute of processor time, so all processes of a run share one, from
-    which they only read. The first of them starts it, and stops it when no other uses it any more.
+    Its two weeks take a minute of processor time, so all processes of a test run share one demo,
+    which they only read. The first process starts it, and stops it when no other process uses it
+    any more.
     """
     place = Path(tempfile.gettempdir())
     address = place / "told-demo"
     with contextlib.ExitStack() as mine:
-        # The run's own directory: a file of its own would be left over.
+        # The lock is on the run's directory: a lock file would be left over.
         lock = os.open(place, os.O_RDONLY)
         mine.callback(os.close, lock)
         while True:
-            # Who uses it shares the lock, who starts or stops it is alone.
+            # Processes that use the demo share the lock; the process that starts or stops it holds
+            # it alone.
             fcntl.flock(lock, fcntl.LOCK_SH)
             if address.exists():
                 break
@@ -126,7 +128,7 @@ def told_demo() -> Iterator[str]:
 @contextlib.contextmanager
 def _tell() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
-        # The account of the server goes through it.
+        # The account that runs PostgreSQL must be able to traverse this directory.
         Path(path).chmod(0o755)
         user = User(Path(sys.executable), Path(path), None)
         arguments = ("demo", "--no-live", "--data-dir", f"{path}/demo")

@@ -1,4 +1,4 @@
-"""Embedded databases in processes of their own, and ways to look behind one."""
+"""Embedded databases in separate processes, and ways to inspect them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Runner:
         return parent
 
     def close(self) -> None:
-        """End what a failed test left running."""
+        """End the processes that a failed test left running."""
         for parent in self._parents:
             if parent.process.poll() is None:
                 parent.kill()

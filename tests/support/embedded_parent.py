@@ -2,8 +2,8 @@
 
     python -m tests.support.embedded_parent [--durable] [--bin-dir DIR] DATA_DIR
 
-Says ``{"pid": …}`` when the database answers, then runs each line of its standard input as SQL and
-answers with its rows as JSON; ends in order at the end of the input.
+Prints ``{"pid": …}`` when the database answers, then runs each line of its standard input as SQL
+and prints the rows as JSON; exits normally at the end of the input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _say(value: object) -> None:
 
 
 def main() -> None:
-    """Run the database for as long as there is input."""
+    """Run the database until standard input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("--bin-dir", type=Path)

@@ -1,4 +1,4 @@
-"""Libraries of extras, which are too large to be installed for every run of the tests."""
+"""Libraries of optional extras, which are too large to be installed for every test run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from tests.conftest import REQUIRE_ALL
 
-# Set every night, where the extras are installed: what is missing then is a failure.
+# Set in nightly runs, where the extras are installed: a missing one is a failure there.
 REQUIRE_EXTRAS = "PACELINE_REQUIRE_EXTRAS"
 
 
 def of_extra(module: str, extra: str) -> ModuleType:
-    """Import a module of an extra, or skip the tests of this file."""
+    """Import a module of an extra; if it is missing, skip the tests of this file."""
     if os.environ.get(REQUIRE_EXTRAS) == "1":
         return importlib.import_module(module)
     skipped: ModuleType = pytest.importorskip(module, reason=f"the extra {extra} is not installed")
@@ -23,7 +23,7 @@ def of_extra(module: str, extra: str) -> ModuleType:
 
 
 def of_real_jobs(module: str) -> ModuleType:
-    """Import a framework of the real jobs, or skip the tests of this file where CI does not run."""
+    """Import a framework of the real jobs; if it is missing outside of CI, skip the file."""
     if os.environ.get(REQUIRE_ALL) == "1":
         return importlib.import_module(module)
     skipped: ModuleType = pytest.importorskip(module, reason="make install-real-jobs brings it")

@@ -1,7 +1,7 @@
-"""A server with the same content in every run, whose clock stands still.
+"""A server with the same content in every run, and a fixed clock.
 
-The database has a function ``now`` of its own, found before the built-in one, and time advances by
-a minute with each step. Random ids are consecutive numbers, so that rows of one moment keep their
+The database has its own function ``now``, found before the built-in one, and time advances by a
+minute with each step. Random ids are consecutive numbers, so that rows of the same time keep their
 order.
 """
 
@@ -62,11 +62,11 @@ def engine_of(url: str) -> Iterator[Engine]:
 
 
 class Clock:
-    """The time of a database, which stands still between two steps."""
+    """The time of a database, which changes only with `tick`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # It would change the estimated sizes of tables, which a page shows, at any time.
+        # Autovacuum would change the estimated sizes of tables, which a page shows, at any time.
         self.execute("ALTER SYSTEM SET autovacuum = off")
         self.execute("SELECT pg_reload_conf()")
         self.execute("CREATE SCHEMA frozen")
@@ -81,7 +81,7 @@ class Clock:
         self.execute(f"ALTER DATABASE {database} SET search_path = public, frozen, pg_catalog")
 
     def tick(self, span: timedelta = TICK) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.execute("UPDATE frozen.clock SET at = at + :span", span=span)
 
     @property
@@ -92,14 +92,14 @@ class Clock:
         return now
 
     def execute(self, statement: str, **values: object) -> None:
-        """Run a statement by itself."""
+        """Run one statement in its own transaction."""
         with self.engine.connect() as connection:
             connection.execute(text(statement), values)
 
 
 @contextlib.contextmanager
 def consecutive_ids() -> Iterator[None]:
-    """Give out random ids in order."""
+    """Replace random ids by consecutive numbers."""
     numbers = itertools.count(1)
     with mock.patch.object(
         uuid, "uuid4", side_effect=lambda: uuid.UUID(int=next(numbers), version=4)
@@ -110,7 +110,7 @@ def consecutive_ids() -> Iterator[None]:
 def fill(
     container: Container, client: httpx.Client, clock: Clock, receiver: Receiver
 ) -> dict[str, str]:
-    """Put something on every page; return what stands in addresses of routes."""
+    """Store data for every page; return the values of the parameters in routes' addresses."""
     alerting = Alerting(container)
     channel = alerting.channel(receiver, "ops-bus")
     clock.tick()
@@ -121,7 +121,7 @@ def fill(
     note = write_note(container, JOB, words="learning rate halved")
     view = save_view(container, "slow jobs", "q=dense")
     plan = ask(container, small_spec())
-    # The plan holds the time that its search took.
+    # A plan contains the duration of its search, so the clock is stopped for it.
     with mock.patch.object(time, "monotonic", return_value=time.monotonic()):
         do(container, plan)
     clock.tick()
@@ -185,9 +185,9 @@ def fill(
 
 
 def settle(container: Container, clock: Clock) -> None:
-    """Bring PostgreSQL's estimates of rows, which a page shows, up to date.
+    """Update PostgreSQL's estimates of row counts, which a page shows.
 
-    A connection adds what it wrote to them when it has been idle for a while, or ends.
+    A connection adds its own changes to the estimates only after it was idle for a while, or ends.
     """
     container.engine.dispose()
     writers = text(

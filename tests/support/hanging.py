@@ -1,8 +1,9 @@
-"""Jobs that stand still, executed by a small machine that shares nothing with the product.
+"""Jobs that hang, executed by a small simulator that shares no code with the product.
 
-Each rank's program calls collectives of its groups in the same global order; its host enqueues a
-few ahead, and one is over on a rank when all of its ranks have enqueued it and are through with
-what they enqueued before. A rank's host may stop before one, or its device in one.
+Each rank's program calls collectives of its groups in the same global order. Its host enqueues a
+few ahead. A collective completes on a rank when all of its ranks have enqueued it and have
+completed the collectives that they enqueued before. A rank's host can stop before a collective, or
+its device in one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 THOUSAND, THOUSAND_CULPRIT = 1024, 341
 NAMES = ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:_reduce_scatter_base")
 BEGIN_NS = 1_700_000_000_000_000_000
-# Where a training calls collectives: function, file and line, the innermost first.
+# The stack of the calls of collectives: function, file and line, the innermost frame first.
 _LIBRARY = "/opt/conda/lib/python3.11/site-packages/torch/distributed"
 _TRAINING = "/workspace/megatron/training/training.py"
 _OUTER = (
@@ -46,10 +47,10 @@ class Hanging:
     Parameters
     ----------
     rounds : sequence of sequence of ranks
-        Which groups call a collective, one after the other; ranks in several groups of a round do
-        not occur.
+        The groups that call a collective in each round; a rank is in at most one group of a round.
     host_stops, device_stops : mapping of int to int
-        By rank: the round that it never enqueues, and the one that it never completes.
+        By rank: the round that its host never enqueues, and the round that its device never
+        completes.
     """
 
     world: int
@@ -60,7 +61,7 @@ class Hanging:
     begin_ns: int = BEGIN_NS
 
     def dumps(self) -> dict[int, dict[str, Any]]:
-        """Return what the flight recorder of each rank writes down once nothing moves."""
+        """Return the dump of each rank's flight recorder once no rank makes progress."""
         done = self._run()
         names = {group: str(3 * n) for n, group in enumerate(self._groups())}
         return {rank: self._dump(rank, done[rank], names) for rank in range(self.world)}
@@ -72,7 +73,7 @@ class Hanging:
         return [next((one for one in groups if rank in one), None) for groups in self.rounds]
 
     def _run(self) -> dict[int, int]:
-        """Return how many rounds each rank completes."""
+        """Return the number of rounds that each rank completes."""
         done = dict.fromkeys(range(self.world), 0)
         moved = True
         while moved:
@@ -142,7 +143,7 @@ class Hanging:
 
 
 def ras(job: Hanging, *, silent: Sequence[int] = (), dead: Sequence[int] = ()) -> dict[str, Any]:
-    """Return what NCCL's RAS prints of a job; of ranks that do not answer nothing is counted."""
+    """Return the output of NCCL's RAS; ranks that do not answer have no counts."""
     done = job._run()
     world = tuple(range(job.world))
     communicators = []
@@ -190,9 +191,9 @@ def ras(job: Hanging, *, silent: Sequence[int] = (), dead: Sequence[int] = ()) -
 
 
 def thousand_dumps() -> Iterator[tuple[str, bytes]]:
-    """Yield 1,024 dumps of a megabyte, by their names: rank 341 never enters what others wait in.
+    """Yield 1,024 dumps of a megabyte, by name; rank 341 never enters the last collective.
 
-    They differ as those of as many processes do, but their rings are alike.
+    The dumps differ in their bytes as those of separate processes do, but their rings are alike.
     """
     world = [tuple(range(THOUSAND))]
     job = Hanging(THOUSAND, [world] * 3, host_stops={THOUSAND_CULPRIT: 2})
@@ -209,9 +210,10 @@ def thousand_dumps() -> Iterator[tuple[str, bytes]]:
 
 
 def ras_of_many(ranks: int, behind: Sequence[int]) -> dict[str, Any]:
-    """Return what RAS prints of many ranks, of which a few have not entered the last collective.
+    """Return RAS's output for many ranks, of which `behind` have not entered the last collective.
 
-    Each is in a communicator of all and in one of its host, where the others wait for those.
+    Each rank is in a communicator of all ranks and in one of its host, in which the other ranks
+    wait.
     """
 
     def counted(members: Sequence[int], name: str) -> dict[str, Any]:
@@ -280,9 +282,10 @@ def pickled_by_torch(value: object) -> bytes:
 
 
 def with_those_over(dump: dict[str, Any], entries: int) -> dict[str, Any]:
-    """Return a dump whose ring also has that many operations that are over, with their stacks.
+    """Return a dump whose ring also contains `entries` completed operations with their stacks.
 
-    As by default: each of 3,300 is a few hundred bytes, so that the dump has a megabyte.
+    PyTorch's default ring does so too: each of 3,300 operations takes a few hundred bytes, so the
+    dump has a megabyte.
     """
     group = next(iter(dump["pg_config"]))
     over = []
@@ -324,17 +327,17 @@ def as_json(dump: Mapping[str, Any]) -> bytes:
 
 
 def archived(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip of files."""
+    """Return a zip archive of files."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, body in files.items():
-            # of one moment: the same files are the same bytes
+            # A fixed time, so that the same files give the same bytes.
             archive.writestr(zipfile.ZipInfo(name), body, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 
 def large_archive() -> bytes:
-    """Return an archive of four ranks that is read by a worker: its files are large."""
+    """Return an archive of four ranks that is so large that a worker reads it."""
     world = [(0, 1, 2, 3)]
     job = Hanging(4, [world, [(0, 1), (2, 3)], world], host_stops={2: 2})
     files = {f"_dump_{rank}": pickled(dump) for rank, dump in job.dumps().items()}
@@ -342,7 +345,7 @@ def large_archive() -> bytes:
 
 
 def stack_dump(*frames: tuple[str, str, int]) -> bytes:
-    """Return what py-spy prints of a process with one thread, its innermost frame first."""
+    """Return py-spy's dump of a process with one thread, its innermost frame first."""
     return json.dumps(
         [
             {

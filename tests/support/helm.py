@@ -1,4 +1,4 @@
-"""The chart, rendered by helm."""
+"""The Helm chart, rendered by helm."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import yaml
 from tests.conftest import skip_or_fail
 
 CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "paceline"
-# By name: values that are rendered, and say what the chart is for.
+# Files of values by name, each an intended use of the chart.
 VALUES: Final = {
     path.name.removesuffix("-values.yaml"): path
     for path in sorted((CHART / "ci").glob("*-values.yaml"))
 }
-# What differs from release to release.
+# The parts of a rendered chart that differ from release to release.
 NAME: Final = "paceline"
 NAMESPACE: Final = "training"
-# Its documents have other types than ours.
+# A manifest is a YAML document of any kind.
 Manifest = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
 
 
 def helm(*arguments: str | Path) -> Done:
-    """Run helm, which `make install-helm` puts next to the interpreter, without any cluster."""
+    """Run helm, which `make install-helm` installs next to the interpreter, without a cluster."""
     found = shutil.which("helm") or shutil.which("helm", path=str(Path(sys.executable).parent))
     if found is None:
         skip_or_fail("there is no helm: make install-helm, or put one on PATH")
@@ -44,7 +44,7 @@ def helm(*arguments: str | Path) -> Done:
 
 
 def template(*values: str | Path) -> Done:
-    """Render the chart with files of values, and assignments of single ones."""
+    """Render the chart with files of values and single assignments."""
     options: list[str | Path] = []
     for value in values:
         options += ["--values" if isinstance(value, Path) else "--set", value]
@@ -52,7 +52,7 @@ def template(*values: str | Path) -> Done:
 
 
 def rendered(*values: str | Path) -> list[Manifest]:
-    """Return the manifests of the chart with values that fit."""
+    """Return the manifests of the chart, rendered with values that it accepts."""
     done = template(*values)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]

@@ -1,4 +1,4 @@
-"""What a page says, read from its HTML as a person would: words, tables, links."""
+"""The content of a page, read from its HTML as a person would: words, tables, links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOID = {"meta", "link", "input", "br", "img", "hr"}
 
 @dataclass
 class Element:
-    """An element with what is in it, in order."""
+    """An HTML element with its children, in order."""
 
     tag: str
     attributes: dict[str, str]
@@ -22,11 +22,11 @@ class Element:
 
     @property
     def text(self) -> str:
-        """Return its words; what stands in elements of their own stands apart."""
+        """Return the words of the element; the texts of its children are separated by spaces."""
         return " ".join(self._joined().split())
 
     def all(self, tag: str, name: str | None = None, **attributes: str) -> list[Element]:
-        """Return the elements in it of a tag, of a class, and with these attributes."""
+        """Return the descendants with a tag, a class and these attributes."""
         wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
         return [
             found
@@ -37,7 +37,7 @@ class Element:
         ]
 
     def one(self, tag: str, name: str | None = None, **attributes: str) -> Element:
-        """Return the only one of these."""
+        """Return the only descendant with a tag, a class and these attributes."""
         found = self.all(tag, name, **attributes)
         assert len(found) == 1, f"{len(found)} of <{tag} class={name} {attributes}>"
         return found[0]
@@ -89,7 +89,7 @@ class _Reader(HTMLParser):
 
 
 def parse(text: str) -> Element:
-    """Return the page's root."""
+    """Return the root element of a page."""
     reader = _Reader()
     reader.feed(text)
     return reader.open[0]

@@ -1,4 +1,4 @@
-"""A provider of OpenID Connect: oidc-provider-mock, in a process of its own."""
+"""A provider of OpenID Connect: oidc-provider-mock, in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def identity_provider(*people: dict[str, Any]) -> Iterator[str]:
-    """Serve a provider that knows these people, by their claims; yield its address."""
+    """Serve a provider with these users, given by their claims; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     known = [word for person in people for word in ("--user-claims", json.dumps(person))]
@@ -47,7 +47,7 @@ def identity_provider(*people: dict[str, Any]) -> Iterator[str]:
 
 
 def vouch(address: str, subject: str) -> str:
-    """Do at the provider what a person does, and return where it sends the browser."""
+    """Sign in at the provider as a user, and return where it redirects the browser."""
     with httpx.Client(trust_env=False) as browser:
         page = browser.get(address)
         action = re.search(r'<form[^>]*action="([^"]+)"', page.text)

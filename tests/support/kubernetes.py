@@ -1,7 +1,7 @@
-"""A server that speaks what actions use of Kubernetes' API, over HTTP; no cluster is behind it.
+"""A server with the parts of Kubernetes' API that actions use; there is no cluster behind it.
 
-Written after the API's reference: merge patches replace lists and refuse an old
-``resourceVersion``; the conditions of a status are merged by type; an event's name is there once.
+It follows the API's reference: merge patches replace lists and refuse an old ``resourceVersion``;
+the conditions of a status are merged by type; an event's name is unique.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class Kubernetes:
-    """Nodes and events, while the context lasts."""
+    """A server of nodes and events, which runs while the context lasts."""
 
     def __init__(self, *names: str) -> None:
         self.nodes: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ class Kubernetes:
         }
         self.events: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
-        # Nodes that others change so often before a patch arrives.
+        # How many times another client changes a node before a patch arrives
         self.changes = 0
         self.denied = False
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class Kubernetes:
         return next((one["status"] for one in of if one["type"] == "PacelineStraggler"), None)
 
     def change(self, name: str, spec: dict[str, Any]) -> None:
-        """Let another client change a node."""
+        """Change a node as another client would."""
         node = self.nodes[name]
         node["spec"].update(spec)
         self._is_newer(node)
@@ -139,7 +139,7 @@ class Kubernetes:
 
 
 def _merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
-    """Merge a patch as RFC 7386 says: lists are replaced, null deletes."""
+    """Merge a patch by RFC 7386: lists are replaced, null deletes."""
     for key, value in patch.items():
         if value is None:
             target.pop(key, None)

@@ -1,4 +1,4 @@
-"""Coroutines in tests that are none."""
+"""Coroutines called by tests that are not coroutines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ T = TypeVar("T")
 
 
 def in_a_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a thread of its own: tests of a browser leave a loop running in this."""
+    """Run a coroutine on a separate thread: browser tests leave a loop running on this one."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(lambda: asyncio.run(work())).result()

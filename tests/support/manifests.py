@@ -1,4 +1,4 @@
-"""Manifests, held against the schemas of Kubernetes and of those who extend it."""
+"""Validation of manifests against the schemas of Kubernetes and of custom resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.helm import Manifest
 
 
 def faults(manifest: Manifest, version: str) -> list[str]:
-    """Return what a manifest has that its kind has not, and what it lacks, by path."""
+    """Return the unknown and the missing fields of a manifest, by path."""
     schema = _validator(manifest["apiVersion"], manifest["kind"], version)
     return [
         f"{'/'.join(map(str, error.absolute_path))}: {error.message}"
@@ -22,7 +22,7 @@ def faults(manifest: Manifest, version: str) -> list[str]:
     ]
 
 
-# The package's own function reads and crawls all definitions again for each manifest.
+# The package's own function reads and resolves all definitions again for each manifest.
 @functools.cache
 def _validator(api_version: str, kind: str, version: str) -> jsonschema.protocols.Validator:
     if (api_version, kind) in SCHEMAS:

@@ -1,4 +1,4 @@
-"""A revision after the head, as a later version would bring it."""
+"""A revision after the head, as a later version would add it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def upgrade():
 def with_later_revision(folder: Path) -> Path:
     """Copy the migrations, add a revision that fills `job.finished_at` in batches; return the copy.
 
-    It takes effect in place of `app.platform.database.migrate.files("migrations")`.
+    Tests use the copy in place of `app.platform.database.migrate.files("migrations")`.
     """
     copy = folder / "migrations"
     revision = REVISION.replace("HEAD", str(migrate.expected_revision()))

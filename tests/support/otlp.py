@@ -1,4 +1,4 @@
-"""A real receiver of OTLP over HTTP, which decodes what it is sent."""
+"""A receiver of OTLP over HTTP, which decodes all requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class GotSpan:
-    """A span as it came."""
+    """A received span."""
 
     name: str
     trace: str
@@ -31,7 +31,7 @@ class GotSpan:
 
 
 class OtlpReceiver(PostServer):
-    """Keeps spans and metrics; `hangs` answers nothing until the context ends."""
+    """Stores spans and metrics; with `hangs`, it answers nothing until the context ends."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class OtlpReceiver(PostServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what a process needs to send here, soon."""
+        """Return environment variables with which a process exports to this receiver soon."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.port}",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
@@ -53,7 +53,7 @@ class OtlpReceiver(PostServer):
         }
 
     def let_go(self) -> None:
-        """Answer from now on."""
+        """Answer all requests from now on."""
         self._let_go.set()
 
     def take(self, got: Got) -> Reply:

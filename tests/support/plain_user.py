@@ -1,8 +1,9 @@
-"""Run the project's Python as an unprivileged account, for tests that run as root.
+"""Runs the project's Python as an unprivileged account, for tests that run as root.
 
-A checkout, its virtual environment or the interpreter is often below root's closed home. What the
-account needs is linked (copied from another file system) into a directory that it can read, with
-what Python and numba have compiled: without that every start would compile for seconds.
+A checkout, its virtual environment or the interpreter is often below root's closed home directory.
+The files that the account needs are linked (or copied from another file system) into a directory
+that it can read, together with the compiled files of Python and numba: without these, every start
+would compile for seconds.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _PARTS = ("app", "client/src", "workers", "migrations", "frontend", "docs", "tes
 
 
 class User:
-    """Starts the project's Python as one user.
+    """A user who can start the project's Python.
 
     Parameters
     ----------
     python : Path
         The interpreter; that of `install` for the plain user.
     home : Path
-        A directory of the user's own, which every account may enter.
+        A directory of the user, which every account may enter.
     account : struct_passwd, optional
-        The plain user's entry; the present user without.
+        The plain user's entry; by default the present user.
     """
 
     def __init__(self, python: Path, home: Path, account: pwd.struct_passwd | None) -> None:
@@ -79,7 +80,7 @@ class User:
 
 
 def account() -> pwd.struct_passwd:
-    """Return the plain user's account; every Unix has it."""
+    """Return the entry of the unprivileged account, which exists on every Unix."""
     return pwd.getpwnam(ACCOUNT)
 
 
@@ -105,7 +106,8 @@ def install(target: Path) -> Path:
         _link_tree(_REPOSITORY / part, target / "repository" / part)
     for directory in (target, *(path for path in target.rglob("*") if path.is_dir())):
         directory.chmod(0o755)
-    # What is not compiled yet, one start compiles for all: numba replaces files, never changes one.
+    # The account may write caches: the first start then compiles for all, and numba never changes a
+    # file in place.
     for directory in (target / "repository" / "app").rglob("__pycache__"):
         directory.chmod(0o777)
     return python

@@ -1,4 +1,4 @@
-"""Specifications of plans, and plans that were asked for."""
+"""Specifications of plans, and requested plans."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def small_job_spec(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
 
 
 def long_spec() -> dict[str, Any]:
-    """Return a cluster whose optimal search takes long enough to be interrupted in its middle."""
+    """Return a cluster whose optimal search takes long enough to be interrupted."""
     speeds = {"v100": 1.0, "3090": 1.8, "a6000": 2.15, "a100": 4.41}
     return {
         "model": {
@@ -85,13 +85,13 @@ def long_spec() -> dict[str, Any]:
 
 
 def ask(container: Container, spec: object, **asked: Any) -> Asked:  # noqa: ANN401 - JSON
-    """Ask for a plan as the API does."""
+    """Request a plan as the API does."""
     submitted = submit_plan(container, read_request({"spec": spec} | asked))
     return Asked(submitted.id, open_run(container, submitted.id))
 
 
 def open_run(container: Container, plan: uuid.UUID) -> uuid.UUID:
-    """Return the task run of a plan that is not over."""
+    """Return the task run of a plan that is not finished."""
     with container.uow() as tx:
         return tx.session.execute(
             select(TaskRun.id).where(
@@ -103,11 +103,11 @@ def open_run(container: Container, plan: uuid.UUID) -> uuid.UUID:
 
 
 def do(container: Container, asked: Asked) -> bool:
-    """Do in this process what a worker would do."""
+    """Run a plan's search in this process, in place of a worker."""
     return execute(container, LeaseKeeper(container), asked.run)
 
 
 def plan_row(container: Container, plan: uuid.UUID) -> Plan:
-    """Return the plan as it stands in the database."""
+    """Return a plan's row in the database."""
     with container.uow() as tx:
         return tx.session.execute(select(Plan).where(Plan.id == plan)).scalar_one()

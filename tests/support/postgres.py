@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: one server a run, one migrated template, clones of it."""
+"""A PostgreSQL for the tests: one server a run, one migrated template, clones of it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from app.platform.embedded.server import EmbeddedPostgres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Runs the same suite on another PostgreSQL (15 is the oldest that is supported).
+# Selects another PostgreSQL for the same tests (15 is the oldest that is supported).
 BIN_DIR_VARIABLE = "PACELINE_TEST_POSTGRES_BIN"
 
 TEMPLATE = "paceline_template"
 
-# Every test copies and removes the thousand files of a database: a third of the time in memory.
+# Every test copies and removes the thousand files of a database, which takes a third of the time in
+# memory.
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
 ENOUGH_BYTES = 2 << 30
 
 
 def start_server() -> tuple[EmbeddedPostgres, Path]:
     """Start a server without fsync; return it and the directory to remove after its stop."""
-    # Not pytest's temporary directory: as root that is closed to the account of the server.
+    # Not pytest's temporary directory: root's is closed to the account that runs the server.
     directory = Path(tempfile.mkdtemp(prefix="paceline-test-", dir=_fast_directory()))
     directory.chmod(0o711)
     given = os.environ.get(BIN_DIR_VARIABLE)
@@ -48,7 +49,7 @@ def start_server() -> tuple[EmbeddedPostgres, Path]:
 
 
 def _fast_directory() -> Path | None:
-    """Return where files are in memory, or None where there is no such place or little room."""
+    """Return a directory in memory, or None if there is none or it has little room."""
     if not IN_MEMORY.is_dir() or shutil.disk_usage(IN_MEMORY).free < ENOUGH_BYTES:
         return None
     return IN_MEMORY
@@ -64,12 +65,12 @@ def stop_server(server: EmbeddedPostgres, directory: Path) -> None:
 def clone(server_url: str, *, template: str = TEMPLATE) -> Iterator[str]:
     """Yield the URL of a new database, made from a template in some 50 ms."""
     name = f"test_{uuid.uuid4().hex}"
-    # Files are copied as they are; the other way would write all of them into the log, too.
+    # The strategy FILE_COPY copies files; the other strategy would write all of them into the log.
     _administer(server_url, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     try:
         yield _url_of(server_url, name)
     finally:
-        # FORCE: what a test left connected must not fail the next one.
+        # FORCE, because a connection that a test left open must not fail the next test.
         _administer(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 

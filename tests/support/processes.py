@@ -1,4 +1,4 @@
-"""What runs on this machine, as `ps` tells it on every Unix."""
+"""Processes of this machine, read with `ps`, which every Unix has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def ps(*columns: str, of: Iterable[int] | None = None) -> list[list[str]]:
-    """Return these columns for all processes, or those that are left of some.
+    """Return these columns of all processes, or of those of some that still exist.
 
-    Unless told otherwise (``-ww``), ps may cut lines at 80 characters.
+    ``-ww``, because ps may cut lines at 80 characters.
     """
     which = ["-A"] if of is None else ["-p", ",".join(map(str, of))]
     wanted = [word for column in columns for word in ("-o", f"{column}=")]
@@ -28,7 +28,7 @@ def ps(*columns: str, of: Iterable[int] | None = None) -> list[list[str]]:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return `pid` and every process below it, whatever session or group it is in."""
+    """Return `pid` and all processes below it, in any session or process group."""
     parents = {int(child): int(parent) for child, parent in ps("pid", "ppid")}
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -37,10 +37,10 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Return those of the processes that still run; a zombie does not."""
+    """Return the given processes that still run; a zombie does not."""
     return {int(pid) for pid, state in ps("pid", "stat") if not state.startswith("Z")} & pids
 
 
 def wait_until_gone(pids: set[int]) -> None:
-    """Return when none of the processes runs any more."""
+    """Wait until none of the processes runs any more."""
     wait_for(lambda: not alive(pids), f"end of the processes {sorted(pids)}")

@@ -1,4 +1,4 @@
-"""Containers as use cases take them: in the project that every installation has."""
+"""Containers for use cases: within the project `default`, which every installation has."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from app.platform.settings import Settings
 
-# More than the program has; an engine of its own keeps 500.
+# Above the number of statements in the program; SQLAlchemy's default cache keeps 500.
 _MOST: Final = 2000
 
 
 class _Compiled(LRUCache[tuple[Any, ...], "Compiled"]):
-    """Statements as they were compiled, for all engines of a process of the tests.
+    """Compiled statements, shared by all engines of a test process.
 
-    An engine keeps its own, by its dialect. Every test has an engine: what all of them ask the same
-    server would be compiled anew a thousand times.
+    By default each engine has its own cache. Every test creates an engine, so the same statements
+    would be compiled again in each test.
     """
 
     def get(self, key: tuple[Any, ...], default: Any = None) -> Any:  # noqa: ANN401 - as in its base
@@ -44,5 +44,5 @@ def build_everywhere(settings: Settings) -> Container:
 
 
 def build(settings: Settings) -> Container:
-    """Return the same in the project `default`."""
+    """Return the program's container within the project `default`."""
     return build_everywhere(settings).within(DEFAULT_PROJECT_ID)

@@ -1,4 +1,4 @@
-"""Read functions of services, called in a transaction of their own."""
+"""Read functions of services, each called in its own transaction."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def read(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Return what a read function returns."""
+    """Return the result of a read function."""
     with container.reading() as tx:
         return function(tx, *args, **kwargs)

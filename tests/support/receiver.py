@@ -1,4 +1,4 @@
-"""A real HTTP server that receives alerts."""
+"""An HTTP server that receives alerts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = Callable[[Got], Reply]
 
 
 class Receiver(PostServer):
-    """Keeps what it got, and answers as it is told."""
+    """Stores requests, and answers as configured."""
 
     def __init__(self, answer: Answer = lambda _: Reply()) -> None:
         super().__init__()

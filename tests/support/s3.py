@@ -1,4 +1,4 @@
-"""An S3 server of the tests' own, and a proxy in front of it that interrupts and delays."""
+"""An S3 server for the tests, and a proxy in front of it that interrupts and delays."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CREDENTIALS = {"access_key_id": "test", "secret_access_key": "test", "region": "
 
 
 class S3Server:
-    """moto's server with an empty bucket. It keeps everything in memory: a stop loses it."""
+    """moto's server with an empty bucket, in memory: a stop loses all objects."""
 
     def __enter__(self) -> Self:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, self.port = self._server.get_host_and_port()
         self.url = f"http://{host}:{self.port}"
-        # What it keeps is the process's, whichever of its servers took it.
+        # moto's objects belong to the process and are shared by all of its servers.
         self._ask("POST", "/moto-api/reset")
         self._ask("PUT", f"/{BUCKET}")
         return self
@@ -54,7 +54,7 @@ class S3Server:
             connection.close()
 
     def store(self) -> S3Store:
-        """Return a client that does not go through the proxy."""
+        """Return a client that bypasses the proxy."""
         return S3Store(
             BUCKET, prefix=PREFIX, endpoint=self.url, client_options={"allow_http": True},
             access_key_id=CREDENTIALS["access_key_id"],
@@ -62,14 +62,14 @@ class S3Server:
         )  # fmt: skip
 
     def objects(self) -> dict[str, int]:
-        """Return the keys of what is there, below the prefix, with their sizes."""
+        """Return the keys below the prefix with their sizes."""
         return {
             found["path"]: found["size"] for page in obstore.list(self.store()) for found in page
         }
 
 
 def with_store(settings: Settings, endpoint: str, **changed: Any) -> Settings:  # noqa: ANN401
-    """Return settings with an object store at an endpoint, which gets every blob."""
+    """Return settings with an object store at an endpoint that takes all blobs."""
     values: dict[str, Any] = {
         **settings.model_dump(),
         "blob_url": f"s3://{BUCKET}/{PREFIX}",
@@ -84,16 +84,16 @@ def with_store(settings: Settings, endpoint: str, **changed: Any) -> Settings:  
 
 
 class Proxy:
-    """Hands bytes on to a port until told otherwise.
+    """Forwards bytes to a port, unless a test blocks or breaks the connections.
 
     Attributes
     ----------
     refuse : bool
-        End connections as soon as they are there, also those that are open.
+        End new connections at once, and open ones too.
     hold : Event
-        While it is not set nothing is handed on to the server.
+        While it is not set, no bytes are forwarded to the server.
     seen : Event
-        Set once `notice` was sent to the server, or would have been.
+        Set once `notice` was forwarded to the server, or held back.
     """
 
     def __init__(self, port: int) -> None:
@@ -106,7 +106,7 @@ class Proxy:
         self.hold.set()
         self.notice: bytes | None = None
         self.seen = threading.Event()
-        # After this number of bytes more towards the server every connection breaks, once.
+        # After this number of further bytes towards the server, every connection breaks once.
         self.break_after: int | None = None
         self.broken = 0
         self._open: set[socket.socket] = set()
@@ -123,14 +123,14 @@ class Proxy:
         traceback: TracebackType | None,
     ) -> None:
         self.hold.set()
-        # Wakes the thread that accepts.
+        # Wakes the accepting thread.
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self.break_all()
 
     def break_all(self) -> None:
-        """End every connection in its middle."""
+        """End every open connection."""
         with self._lock:
             sockets, self._open = self._open, set()
         for one in sockets:

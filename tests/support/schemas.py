@@ -1,4 +1,4 @@
-"""Documents drawn from the schemas of the API, and what is nearly one."""
+"""Documents drawn from the schemas of the API, valid ones and nearly valid ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-# What a schema does not ask for, or not there.
+# Values of types that a schema does not allow, or not at that place.
 NEARLY: Final = st.one_of(
     st.none(),
     st.booleans(),
@@ -23,14 +23,14 @@ DEEPEST: Final = 6
 
 
 def documents(schema: Mapping[str, Any], known: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy of documents of which most are nearly of a schema.
+    """Return a strategy of documents of which most nearly fit a schema.
 
     Parameters
     ----------
     schema : mapping
-        Of JSON Schema, as OpenAPI has it.
+        JSON Schema, as in OpenAPI.
     known : mapping
-        What ``#/components/schemas/`` names.
+        Schemas by their name below ``#/components/schemas/``.
     """
     return _of(schema, known, 0)
 
@@ -96,11 +96,11 @@ def _objects(
     optional = {name: one for name, one in fields.items() if name not in required}
     return st.one_of(
         st.fixed_dictionaries(required, optional=optional),
-        # One of what is required is missing.
+        # Without some of the required fields
         st.fixed_dictionaries({}, optional=fields),
     )
 
 
 def _spoiled(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy that is right nine times in ten."""
+    """Return a strategy that draws from `good` nine times in ten, else any value."""
     return st.integers(0, 9).flatmap(lambda draw: NEARLY if draw == 0 else good)

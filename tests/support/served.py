@@ -1,4 +1,4 @@
-"""A server in this process, without workers, and a client of it."""
+"""A server in this process, without workers, and a client for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from app.platform.container import Container
 
-# Of a client that only asks over plain HTTP: to read the authorities of this machine takes longer
-# than the client does all else, and every test has one.
+# An empty TLS context, for clients that use plain HTTP only: reading the machine's certificates
+# takes longer than all else that a client does, and every test has one.
 _NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @contextlib.contextmanager
 def served(container: Container, listener: socket.socket | None = None) -> Iterator[str]:
-    """Serve an installation, on a free port unless told otherwise, and yield its address.
+    """Serve an installation, by default on a free port, and yield its address.
 
     The container stays open.
     """
@@ -47,6 +47,6 @@ def client_of(url: str, *, headers: Mapping[str, str] | None = None) -> httpx.Cl
 
 @contextlib.contextmanager
 def client_of_served(container: Container, *, below: str = "") -> Iterator[httpx.Client]:
-    """Serve an installation, and yield a client of what is `below` its address."""
+    """Serve an installation, and yield a client for addresses that begin with `below`."""
     with served(container) as url, client_of(url + below) as client:
         yield client

@@ -1,4 +1,4 @@
-"""An installation of real processes: with a database and a broker of the tests, or its own."""
+"""An installation of real processes, with a database and a broker of the tests or embedded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-# Makes a database on a busy machine.
+# A limit for hangs: the first start creates a database on a busy machine.
 _READY_WITHIN_S = 240.0
 
 
 @contextlib.contextmanager
 def running(environment: dict[str, str], *words: str) -> Iterator[None]:
-    """Run a command of the program, and stop it at the end."""
+    """Run a command of the program, and stop it at the end of the context."""
     with subprocess.Popen(  # noqa: S603 - our own argument list
         [sys.executable, "-c", "from app.cli.main import main; main()", *words],
         env=os.environ | environment,
@@ -48,9 +48,8 @@ def serving(
 ) -> Iterator[str]:
     """Run an installation, and yield its address.
 
-    With the URLs of a database and a broker its workers are processes of their own; without, it
-    has an embedded database and workers of its server. `settings` are further ones, by their names
-    in the environment.
+    With the URLs of a database and a broker, workers are separate processes; without them, the
+    server runs an embedded database and its workers. `settings` are further environment variables.
     """
     compiled()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -41,27 +41,27 @@ class Stored:
 
 @cache
 def small_trace() -> Trace:
-    """Return a session that is analyzed in milliseconds: worker (1, 1) is slow."""
+    """Return a session that is analyzed in milliseconds; worker (1, 1) is slow."""
     job = JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=12)
     return synthesize(job, [SlowWorker((1, 1), 1.8)], seed=1).trace
 
 
 @cache
 def refused_trace() -> Trace:
-    """Return a session that no report can come from: each step lacks one rank or another."""
+    """Return a session without a complete step, of which no report can be made."""
     trace = synthesize(JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=2), seed=1).trace
     return trace.of_rows(np.flatnonzero(trace.step % 2 != trace.dp))
 
 
 @cache
 def large_trace() -> Trace:
-    """Return a session whose analysis takes long enough to be interrupted in its middle."""
+    """Return a session whose analysis takes long enough to be interrupted."""
     job = JobModel(Sizes(dp=64, pp=8), microbatches=48, steps=12)
     return synthesize(job, [SlowWorker((1, 1), 1.8)], seed=1).trace
 
 
 def store(container: Container, trace: Trace, *, job: str = "llm") -> Stored:
-    """Store a session as if it had just been received, with the work that it causes."""
+    """Store a session and its queued analysis, as if it had just been received."""
     sizes = trace.meta.sizes
     with container.uow() as tx:
         tx.session.execute(insert(Job).values(name=job).on_conflict_do_nothing())
@@ -98,25 +98,25 @@ def store(container: Container, trace: Trace, *, job: str = "llm") -> Stored:
 
 @contextlib.contextmanager
 def held_analyses(container: Container) -> Iterator[None]:
-    """Hold every analysis where it reads its trace, for as long as the block runs.
+    """Block every analysis at the point where it reads its trace, while the context lasts.
 
-    Nothing can be stored meanwhile either, and no blob be looked at.
+    A lock on the table of blobs also blocks writing and reading of all other blobs.
     """
     with container.engine.begin() as connection:
-        # The server ends transactions that do nothing for a minute.
+        # PostgreSQL is configured to end transactions that are idle for a minute.
         connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         connection.execute(text("LOCK TABLE blob_part IN ACCESS EXCLUSIVE MODE"))
         yield
 
 
 def session_row(container: Container, stored: Stored) -> Session:
-    """Return the session as it stands in the database."""
+    """Return the session's row in the database."""
     with container.uow() as tx:
         return tx.session.execute(select(Session).where(Session.id == stored.session)).scalar_one()
 
 
 def stored_verdict(container: Container, stored: Stored) -> SessionVerdict | None:
-    """Return the verdict on a session, if there is one."""
+    """Return the stored verdict on a session; None without one."""
     with container.reading() as tx:
         return tx.session.execute(
             select(StoredVerdict.document).where(StoredVerdict.session_id == stored.session)
@@ -124,18 +124,18 @@ def stored_verdict(container: Container, stored: Stored) -> SessionVerdict | Non
 
 
 def task_row(container: Container, stored: Stored) -> TaskRun:
-    """Return the task run as it stands in the database."""
+    """Return the task run's row in the database."""
     with container.uow() as tx:
         return tx.session.execute(select(TaskRun).where(TaskRun.id == stored.run)).scalar_one()
 
 
 def count_reports(container: Container) -> int:
-    """Return how many reports there are."""
+    """Return the number of stored reports."""
     with container.uow() as tx:
         return tx.session.execute(select(func.count()).select_from(StoredReport)).scalar_one()
 
 
 def count_blobs(container: Container) -> int:
-    """Return how many blobs there are, whoever refers to them."""
+    """Return the number of blobs, of all owners."""
     with container.uow() as tx:
         return tx.session.execute(select(func.count(func.distinct(BlobPart.blob_id)))).scalar_one()

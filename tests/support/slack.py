@@ -1,4 +1,4 @@
-"""Slack as its documentation describes it: takes messages with buttons, and sends what is pressed.
+"""Slack by its documentation: accepts messages with buttons, and sends pressed buttons.
 
 https://docs.slack.dev/reference/interaction-payloads/block_actions-payload and
 https://docs.slack.dev/authentication/verifying-requests-from-slack
@@ -24,13 +24,13 @@ ADDRESS: Final = "/api/v1/slack/interactions"
 
 
 def signed(body: bytes, timestamp: str, secret: str = SIGNING_SECRET) -> str:
-    """Return the signature, computed as Slack's documentation says."""
+    """Return the signature of a request by Slack's documentation."""
     base = f"v0:{timestamp}:{body.decode()}"
     return "v0=" + hmac.new(secret.encode(), base.encode(), hashlib.sha256).hexdigest()
 
 
 def buttons(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the buttons of a message that Slack sends when they are pressed."""
+    """Return the buttons of a message whose clicks Slack sends."""
     found: list[dict[str, Any]] = []
     for block in message["blocks"]:
         found += block.get("elements", []) if block["type"] == "actions" else []
@@ -39,7 +39,7 @@ def buttons(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Slack:
-    """A workspace with one app, whose hook is a receiver's."""
+    """A workspace with one app, whose webhook is a test's receiver."""
 
     def __init__(self, receiver: Receiver, client: httpx.Client) -> None:
         self.receiver = receiver
@@ -48,7 +48,7 @@ class Slack:
     def payload(
         self, button: dict[str, Any], *, member: str = MEMBER, **changes: object
     ) -> dict[str, Any]:
-        """Return what is sent when a member presses a button."""
+        """Return the payload of a member who presses a button."""
         return {
             "type": "block_actions",
             "user": {"id": member, "username": "ann", "name": "ann", "team_id": "T9TK3CUKW"},
@@ -81,7 +81,7 @@ class Slack:
         at: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Send a payload, signed; `at` in seconds, now where it is not given."""
+        """Send a signed payload; `at` is the time in seconds, by default now."""
         body = (
             payload
             if isinstance(payload, bytes)

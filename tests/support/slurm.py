@@ -1,4 +1,4 @@
-"""Debian's slurmctld, slurmd and munged, started by a test: a cluster of two nodes here."""
+"""A cluster of two nodes on this machine: Debian's slurmctld, slurmd and munged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_for
 NEEDED: Final = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo")
 NODES: Final = ("node-1", "node-2")
 MISSING: Final = "needs Slurm's daemons: apt-get install --no-install-recommends slurm-wlm munge"
-# Where Debian has daemons, which is not in everyone's path.
+# Directories of daemons on Debian, which are not on every user's PATH.
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
@@ -68,7 +68,7 @@ class Slurm:
         self._stop()
 
     def scontrol(self, *arguments: str) -> str:
-        """Return what scontrol prints."""
+        """Return the output of scontrol."""
         done = subprocess.run(  # noqa: S603 - a list of arguments
             ["scontrol", *arguments],  # noqa: S607 - by PATH
             env=self.environment,
@@ -80,11 +80,11 @@ class Slurm:
         return done.stdout + done.stderr
 
     def is_drained(self, node: str) -> bool:
-        """Return whether no job begins on a node."""
+        """Return whether a node is drained, so that no job starts on it."""
         return "DRAIN" in self._shown(node).partition("State=")[2].split()[0].split("+")
 
     def reason(self, node: str) -> str:
-        """Return why a node is drained; empty where it is not."""
+        """Return the reason for which a node is drained; empty if it is not."""
         return self._shown(node).partition("Reason=")[2].strip()
 
     def _is_idle(self) -> bool:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 HEALTHY = (1.0, 1.0, 1.0, 1.0)
 SLOW = (8.0, 1.0, 1.0, 1.0)
-# Of a step, whatever a rank computes.
+# Seconds of a step that do not depend on the number of columns.
 FIXED = 0.2
 
 
 @dataclass
 class TrainingJob:
-    """Reports steps of a group, and applies its plans where they are to be applied."""
+    """Reports the steps of a group, and applies the plans that it gets."""
 
     client: httpx.Client
     name: str = "llm"
@@ -32,11 +32,11 @@ class TrainingJob:
 
     @property
     def address(self) -> str:
-        """Return where the group is."""
+        """Return the path of the group's resource."""
         return f"/api/v1/jobs/{self.name}/tp/{self.group}"
 
     def body(self, *times: float, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-        """Return the report of a step in which ranks would take `times` without a plan."""
+        """Return the report of a step, whose times without a plan would be `times`."""
         matmul = [time - FIXED for time in times]
         shown = list(times)
         if self.plan is not None:
@@ -59,7 +59,7 @@ class TrainingJob:
         return self.client.post(f"{self.address}/timings", json=self.body(*times, **changes))
 
     def report(self, *times: float, steps: int = 1) -> dict[str, Any] | None:
-        """Run steps, report them and apply what comes; return the newest plan that came."""
+        """Run and report steps, and apply new plans; return the newest one."""
         came = None
         for _ in range(steps):
             response = self.send(*times)
@@ -71,7 +71,7 @@ class TrainingJob:
         return came
 
     def take(self, plan: dict[str, Any]) -> None:
-        """Apply a plan at the step's boundary, and say so."""
+        """Apply a plan at the step's boundary, and acknowledge it."""
         self.known = plan["version"]
         if plan["apply"]:
             self.plan = plan
@@ -79,7 +79,7 @@ class TrainingJob:
             assert acked.status_code == 204, acked.text
 
     def ack(self, version: int, **changes: Any) -> httpx.Response:  # noqa: ANN401 - JSON
-        """Report the outcome of a version."""
+        """Acknowledge a version of the plan."""
         body = {
             "attempt": self.says["attempt"], "step": self.step, "ranks": [0, 1, 2, 3],
             "applied": True,
@@ -87,11 +87,11 @@ class TrainingJob:
         return self.client.post(f"{self.address}/plan/{version}/ack", json=body)
 
     def ask(self, **query: Any) -> httpx.Response:  # noqa: ANN401 - of the address
-        """Ask for a newer plan, without waiting."""
+        """Request a newer plan, without waiting for one."""
         parameters = {"attempt": self.says["attempt"], "after": self.known, "wait_s": 0} | query
         return self.client.get(f"{self.address}/plan", params=parameters)
 
     def switch(self, mode: str, **changes: Any) -> httpx.Response:  # noqa: ANN401 - JSON
-        """Switch the job's plans."""
+        """Change the mode of the job's plans."""
         body = {"mode": mode, "by": "ann"} | changes
         return self.client.put(f"/api/v1/jobs/{self.name}/tp/mode", json=body)

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Waiting for other processes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Far more than anything here takes on a loaded machine: a limit for hangs, not an assertion.
+# A limit for hangs, not an assertion: far more than any wait takes on a loaded machine.
 LIMIT_S = 90.0
-# Looks are queries and lists of processes: more of them would take the processor from what is
-# waited for.
+# Each check is a query or a list of processes; more frequent ones would slow the awaited work.
 PAUSE_S = 0.05
 
 
 def wait_for(look: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T:
-    """Call `look` until it returns something true, and return that."""
+    """Call `look` until its result is true, and return the result."""
     deadline_s = time.monotonic() + limit_s
     while not (seen := look()):
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""Sessions whose metadata say enough for the plan of their whole job."""
+"""Sessions whose metadata suffice for the plan of their whole job."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def whole_job_trace(**said: Any) -> Trace:  # noqa: ANN401 - JSON
     Parameters
     ----------
     said : object
-        Metadata in place of these; None takes one away.
+        Metadata that replace the default ones; None removes a key.
     """
     return told(_recorded(), {rank: f"n{rank // 8}" for rank in range(32)}, **{**SAID, **said})

@@ -1,4 +1,4 @@
-"""Real worker processes, started as the supervisor starts them."""
+"""Real worker processes, started in the same way as by the supervisor."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @cache
 def compiled() -> None:
-    """Have the compiled loops on disk, as an installation has.
+    """Store the compiled loops on disk, as in an installation.
 
-    A worker that has to compile them takes messages, and starts on the first one minutes later
-    where others use the processor: longer than anything is waited for.
+    A worker that has to compile them on a busy machine starts its first task minutes later, after
+    the time limits of the tests.
     """
     warm_up()
 
 
 class WorkerProcess(Worker):
-    """A worker that a test waits for and looks into.
+    """A worker process that tests wait for and inspect.
 
     Parameters
     ----------
     container : Container
-        Its settings become the worker's; its database shows when the worker is there.
+        Its settings become the worker's; its database contains the worker's heartbeats.
     log : Path
-        Takes what the worker says; printed where a test fails.
+        File with the worker's output; printed if a test fails.
     queue : str
-        The queue that it works on.
+        The queue of the worker.
     """
 
     def __init__(self, container: Container, log: Path, queue: str = ANALYSIS_QUEUE) -> None:
@@ -66,7 +66,7 @@ class WorkerProcess(Worker):
             sys.stderr.write(self._log.read_text())
 
     def wait_until_ready(self) -> Self:
-        """Wait for the heartbeat, which starts when the worker takes messages."""
+        """Wait for the heartbeat, which begins when the worker takes messages."""
         wait_for(self._is_ready, "heartbeat of the worker")
         return self
 
@@ -81,7 +81,7 @@ class WorkerProcess(Worker):
         return [int(pid) for pid in listed.stdout.split()]
 
     def group(self) -> list[int]:
-        """Return all of its processes that live."""
+        """Return all living processes of the worker."""
         listed = subprocess.run(  # noqa: S603 - a number
             ["pgrep", "-g", str(self.pid)],  # noqa: S607 - wherever it is
             capture_output=True,
@@ -91,12 +91,12 @@ class WorkerProcess(Worker):
         return [int(pid) for pid in listed.stdout.split()]
 
     def terminate(self) -> int:
-        """Ask it to stop, wait, and return its exit status."""
+        """Terminate the worker, wait, and return its exit status."""
         self._process.terminate()
         return self._process.wait(60)
 
     def kill_only_the_consumer(self) -> None:
-        """Kill the process that takes messages, not what it forked."""
+        """Kill the process that takes messages, but not the processes that it forked."""
         self._process.kill()
         self._process.wait()
 

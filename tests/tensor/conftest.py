@@ -1,4 +1,4 @@
-"""The checks on four ranks, done once for all tests of a run."""
+"""The checks on four ranks, run once for all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tensor.launching import Found, run_checks
 
 @pytest.fixture(scope="session")
 def found() -> dict[str, Found]:
-    """Return what each rank found in each check."""
+    """Return each rank's results of each check."""
     reason = missing(Framework.MEGATRON)
     if reason is not None:
         skip_or_fail(reason)
@@ -26,7 +26,7 @@ def found() -> dict[str, Found]:
 
 @cache
 def _checked() -> dict[str, Found] | LaunchError:
-    """Do the checks once, also where they fail: not again for every test."""
+    """Run the checks once, even if they fail: not again for every test."""
     try:
         return run_checks()
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""Starts the four ranks that do all checks, once for all tests."""
+"""Starts the four ranks that run all checks, once for all tests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 from tests.real_jobs.launching import LaunchError, _processes, torch_python
 
 RANKS: Final = 4
-# They take some 40 s; on a machine that does much other work, several times as long.
+# Time limit in seconds; the checks take about 40 s, on a busy machine several times as long.
 _LIMIT_S: Final = 400.0
 _LOG_CHARS: Final = 4000
 
-# What a check found, for each rank in turn.
+# The results of a check, one for each rank.
 Found = list[Any]
 
 
 def run_checks() -> dict[str, Found]:
-    """Do all checks on four ranks, and return what they found by name.
+    """Run all checks on four ranks, and return their results by name.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers on four ranks: equal where they must be, zero where left out."""
+"""Tensor-parallel layers on four ranks: equal to plain layers; zero where columns are left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.tensor.launching import Found
 
-# Relative, over 20 steps of AdamW, of which ten under plans; the worst of all ranks.
+# Largest relative difference over 20 steps of AdamW, ten of them under plans, of all ranks.
 WITHIN: Final = {"torch.float64": 1e-12, "torch.float32": 5e-6}
 LOSS_FREE: Final = (
     "migrate",
@@ -83,8 +83,8 @@ def test_ranks_know_what_they_compute(found: dict[str, Found]) -> None:
         computed = [rank[name] for rank in found["shares"]]
         assert sum(computed) == pytest.approx(3.25 if name.startswith("zero") else 4.0)
         for rank in found["shares"]:
-            # A head is a quarter of a rank's attention, which is a third of its work; two of them
-            # are rounded where two ranks lend.
+            # A head is a quarter of a rank's attention, which is a third of its work; rounding to
+            # heads leaves out two if two ranks lend.
             assert abs(rank[f"{name} off"]) <= 2 / 12
             assert rank[f"{name} without"] == pytest.approx(0, abs=1e-12)
 
@@ -106,7 +106,7 @@ def test_columns_that_change_least_are_left_out_and_others_have_their_turn(
 ) -> None:
     for rank in found["priorities"]:
         assert rank["first"] == list(range(4, 16))
-        # Column 0 was said to change by nothing, and still is; now it competes with 4 to 7.
+        # Column 0 has no change in its last epoch, and now competes with columns 4 to 7.
         left_out = set(range(16)) - set(rank["second"])
         assert 0 in left_out
         assert left_out - {0} <= {4, 5, 6, 7}
@@ -153,7 +153,7 @@ def test_a_plan_is_in_force_on_all_ranks_from_one_boundary_to_another(
     applied, withdrawn = first["acknowledged"]
     assert (applied["version"], withdrawn["version"]) == (3, 4)
     assert [applied["applied"], withdrawn["applied"]] == [True, True]
-    # An acknowledgement names the first step of which it is true.
+    # An acknowledgement has the first step with the plan.
     in_force = [step for step, version in enumerate(versions[0]) if version == 3]
     assert in_force == list(range(applied["step"], withdrawn["step"]))
 
@@ -202,7 +202,7 @@ def test_training_goes_on_where_no_service_ever_was(found: dict[str, Found]) -> 
     for rank in found["dead_service"]:
         assert rank["lonely"] == [0] * 30
         assert rank["losses"][-1] < rank["losses"][0] / 2
-    # Reports do not pile up: the newest takes the place of the one before.
+    # Reports do not queue up: the newest report replaces the previous one.
     assert found["dead_service"][0]["reports_dropped"] > 10
 
 
@@ -230,13 +230,13 @@ def test_a_rank_that_is_killed_ends_the_others_no_later_than_the_groups_timeout(
 def test_reports_say_the_sizes_of_the_layers_and_the_rows_of_one_step(
     found: dict[str, Found],
 ) -> None:
-    """However late times are known, and whatever went through the layers before."""
+    """Also if times are known late, and after other inputs went through the layers."""
     reports = found["posted"][0]["sizes"]
     assert len(reports) > 1
     for sizes in reports:
         kinds = {one["kind"] for one in sizes}
         assert kinds == {"hidden_unit", "column", "row"}
-        # Two sequences of six.
+        # Two sequences of six tokens.
         assert {one["tokens"] for one in sizes} == {12}
         by_step = [one for one in sizes if one["plans"] != "once"]
         assert sum(one["share"] for one in by_step) == pytest.approx(1.0)
@@ -250,7 +250,7 @@ def test_reports_say_what_each_rank_computed_where_a_plan_was_in_force(
     assert set(map(str, first["without_a_plan"])) == {"None"}
     shares = [rank["share"] for rank in found["posted"]]
     assert first["computed"] == [shares] * len(first["computed"])
-    # Rank 2 leaves columns out and lends some, which rank 3 computes.
+    # Rank 2 leaves out some columns and lends others, which rank 3 computes.
     assert shares[:2] == [1.0, 1.0]
     assert shares[2] < 0.5
     assert shares[3] > 1.0

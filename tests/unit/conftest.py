@@ -10,7 +10,7 @@ from tests.support import reports
 
 @pytest.fixture
 def slow_worker() -> Report:
-    """Return the report of 3 × 4 workers of which (1, 2) is twice as slow as its peers."""
+    """Return the report of 3 × 4 workers of which (1, 2) computes half as fast as its peers."""
     return reports.slow_worker()
 
 
@@ -22,5 +22,5 @@ def healthy() -> Report:
 
 @pytest.fixture
 def distrusted() -> Report:
-    """Return the report of a session whose replay is off."""
+    """Return the report of a session whose replay is too far from the recording."""
     return reports.distrusted()

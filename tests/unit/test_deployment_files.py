@@ -1,4 +1,4 @@
-"""Docker cannot run everywhere that the tests run; what the files promise can be read anywhere."""
+"""The deployment files, checked without Docker, which some test machines lack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.platform.settings import Settings
 from tests.support.command import paceline
 
 ROOT: Final = Path(__file__).parents[2]
-# Services of our own image, and those that others made.
+# Services with our own image, and with images of others.
 OURS: Final = ("migrate", "api", "worker")
 DURABLE: Final = ("postgres",)
 
@@ -31,7 +31,7 @@ def compose() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def dockerfile() -> list[tuple[str, str]]:
-    """Instructions with their arguments, of the last stage only."""
+    """Return the instructions of the last stage, each with its arguments."""
     text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     instructions = [tuple(line.split(maxsplit=1)) for line in lines]
@@ -131,7 +131,7 @@ def test_the_compose_file_holds_no_secret(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for variable, value in service.get("environment", {}).items():
             if re.search("(PASSWORD|TOKEN|SECRETS?|KEYS?)$", variable):
-                # Asked for, or left out.
+                # A variable is either required or empty by default.
                 assert re.fullmatch(r"\$\{\w+:(\?[^}]+|-)\}", value), (name, variable)
             for user_info in re.findall(r"://([^@/]*)@", str(value)):
                 _, _, password = user_info.partition(":")
@@ -204,10 +204,10 @@ def test_the_settings_of_the_services_are_known_and_valid(
             settings = Settings()
         assert settings.data_dir == Path("/var/lib/paceline")
         assert settings.broker_url is not None
-        # Nothing is meant by what .env leaves out.
+        # Variables that .env does not contain are unset.
         assert (settings.blob_url, settings.blob_secret_access_key) == (None, None)
         assert re.fullmatch(r"redis://:[^@]+@redis:6379/0", settings.broker_url)
-        # Only the one that makes the token gets at it.
+        # Only the migration, which creates the token, gets its file.
         assert (settings.admin_token_file is not None) is (name == "migrate")
 
 
@@ -223,7 +223,7 @@ def test_the_broker_wants_a_password(compose: dict[str, Any]) -> None:
     redis = compose["services"]["redis"]
 
     assert "requirepass" in redis["command"][-1]
-    # Not in the command itself, which process lists show.
+    # Process lists would show a password in the command.
     assert "${REDIS_PASSWORD" not in redis["command"][-1].replace("$$", "")
     assert redis["environment"]["REDIS_PASSWORD"].startswith("${REDIS_PASSWORD:?")
 
@@ -252,7 +252,7 @@ def test_the_image_runs_as_a_numbered_user_who_is_not_root(
 def test_the_image_is_told_to_stop_in_a_way_that_the_commands_handle(
     dockerfile: list[tuple[str, str]],
 ) -> None:
-    # Without a shell in between, which would swallow the signal.
+    # Without a shell, which would not pass on the signal.
     assert of(dockerfile, "STOPSIGNAL") == ["SIGTERM"]
     assert of(dockerfile, "ENTRYPOINT")[0].startswith("[")
 

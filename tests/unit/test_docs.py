@@ -1,4 +1,4 @@
-"""The pages for users name everything that there is."""
+"""The pages for users document all commands, options, routes, codes and settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_setting_is_on_the_page_of_operations() -> None:
 
 @pytest.fixture(scope="module")
 def openapi() -> dict[str, Any]:
-    # Nothing is connected to before the first request.
+    # The container connects to nothing before it is used.
     container = build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none"))
     try:
         return create_app(container).openapi()
@@ -93,12 +93,12 @@ def test_every_code_of_a_use_case_is_on_a_page(folder: str) -> None:
 
 def test_every_refusal_of_a_trace_is_on_the_page_of_the_format() -> None:
     page = (DOCS / "trace-format.md").read_text()
-    # The decoder's docstring is the contract that its own tests hold.
+    # The decoder's docstring lists its codes, which the decoder's tests check.
     listed = set(re.findall(r"``((?:trace|body)\.[a-z_]+)``", decode.__doc__ or ""))
     raised = codes_in("app/analysis/trace", r'code="((?:trace|body|metadata)\.[a-z_]+)"')
     metadata_codes = set(re.findall(r"``(metadata\.[a-z_]+)``", metadata.__doc__ or ""))
 
-    # A blob that the server itself wrote is not a body.
+    # This code is for stored blobs, not for bodies.
     codes = (listed | raised | metadata_codes) - {"trace.unreadable_blob"}
     assert len(codes) > 30
     assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
@@ -140,7 +140,7 @@ def test_the_metadata_on_the_page_of_the_format_are_understood() -> None:
     meta = metadata.load_metadata(written[1])
     sizes = meta.sizes
     assert layers_per_stage(dict(meta.extra), sizes.pp) == (20, 20, 20, 20)
-    # as a synthetic session writes them
+    # The format of a synthetic session.
     session = SCENARIOS["sequence-lengths"].synthesize(0)
     for lengths, dp in (
         (meta.extra["sequence_lengths"], sizes.dp),
@@ -170,7 +170,7 @@ def test_every_way_to_connect_has_a_section_with_its_lines(way: Way) -> None:
 
     assert f"### {way.title}\n" in page
     fences = re.findall(r"```(\w+)\n(.*?)\n```", page, re.DOTALL)
-    # The page's Python is formatted.
+    # Compared as syntax trees, because the page's Python is formatted.
     python = {ast.dump(ast.parse(code)) for kind, code in fences if kind == "python"}
     others = {code for kind, code in fences if kind != "python"}
     for block in way.blocks(Target("http://paceline:8765", "llama-70b")):

@@ -1,4 +1,4 @@
-"""The exceptions to the rule of what runs every day name files and tests that are there."""
+"""The exceptions to the rule of everyday tests name existing files and tests."""
 
 from __future__ import annotations
 

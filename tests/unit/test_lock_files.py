@@ -1,4 +1,4 @@
-"""What is installed is what was looked at: exact versions with their hashes, from any registry."""
+"""Lock files have exact versions with hashes, and can be installed from any registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_packages_that_check_scripts_are_locked_by_their_hashes() -> None:
         assert locked[f"node_modules/{name}"]["version"] == version
     packages = {name: package for name, package in locked.items() if name}
     assert [name for name, package in packages.items() if "integrity" not in package] == []
-    # Whoever installs has a registry of their own.
+    # No address of a registry is locked.
     assert [name for name, package in packages.items() if "resolved" in package] == []
 
 

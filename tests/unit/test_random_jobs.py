@@ -1,4 +1,4 @@
-"""What holds for every executed job, read from nothing but its trace."""
+"""Properties of every executed job, derived from its trace alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from app.analysis.synthesis.synthesize import SyntheticSession
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 STREAMS = (
@@ -189,8 +189,8 @@ def test_true_step_times_are_those_of_the_trace(session: SyntheticSession) -> No
     ]
 
     assert recorded == list(session.truth.step_times_s)
-    # Injections only ever add work, except that sequence lengths are spread around their mean; work
-    # that is put off may also meet fewer transfers that it competes with.
+    # Injections add work only, with two exceptions: sequence lengths are spread around their mean,
+    # and delayed work may compete with fewer transfers.
     if "sequence_length_imbalance" not in session.truth.causes:
         assert session.truth.slowdown >= 1 - session.job.costs.contention
 

@@ -13,7 +13,7 @@ from paceline_client.spool import Spool, default_directory
 
 
 def main() -> int:
-    """Return 0 if all shares were sent, or the machine was probed."""
+    """Run the command line; return 0 if no share is left, or the probe succeeded."""
     parser = argparse.ArgumentParser(prog="python -m paceline_client")
     commands = parser.add_subparsers(dest="command", required=True)
     send = commands.add_parser("send", help="send the shares that wait in a spool")

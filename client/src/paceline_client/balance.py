@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 __all__ = ["Cost", "InfeasibleError", "Place", "assign", "balance", "deal", "pack", "step_cost"]
 
-# Limits of rounds of local improvement, and of nodes of an exact search.
+# Maximum number of rounds of local improvement, and of nodes of an exact search.
 _TURNS = 400
 _NODES = 4_000
 # A division whose relative distance from the lower bound is at most this is not improved further.
@@ -41,10 +41,11 @@ class InfeasibleError(ValueError):
 
 
 class _Division:
-    """A division of pieces over bins with the least maximum price.
+    """The division of pieces over bins that minimizes the price of the most expensive bin.
 
-    Greedily, then by exchanges, and by branch and bound if there are few pieces. A bin has at most
-    `room` tokens, unless that is None, and `least` to `most` pieces.
+    A greedy division is improved by exchanges between bins; few pieces are divided exactly, by
+    branch and bound. A bin has at most `room` tokens, unless that is None, and `least` to `most`
+    pieces.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the limits of a division
@@ -96,7 +97,11 @@ class _Division:
         return max(sum(self.prices[i] for i in pieces) for pieces in answer)
 
     def _greedy(self, *, by_tokens: bool) -> list[list[int]] | None:
-        """Put the most expensive remaining piece into the cheapest bin that has room."""
+        """Return a greedy division: each piece goes into the cheapest bin that has room for it.
+
+        Pieces are taken from the most expensive on or, with `by_tokens`, from the longest on.
+        Returns None if a piece fits into no bin.
+        """
         order = (
             sorted(self.order, key=lambda i: (-self.tokens[i], -self.prices[i], i))
             if by_tokens
@@ -132,7 +137,7 @@ class _Division:
         return bins
 
     def _improved(self, answer: list[list[int]], bound: float) -> list[list[int]]:
-        """Move and exchange pieces of the most expensive bin while the maximum price decreases."""
+        """Return the division, improved by exchanges between the most expensive bin and others."""
         bins = [list(pieces) for pieces in answer]
         price = [sum(self.prices[i] for i in pieces) for pieces in bins]
         tokens = [sum(self.tokens[i] for i in pieces) for pieces in bins]
@@ -157,7 +162,11 @@ class _Division:
     def _change(
         self, bins: list[list[int]], price: list[float], tokens: list[int], worst: int
     ) -> tuple[int, list[int], list[int]] | None:
-        """Return the best exchange with the most expensive bin: other bin, pieces given, taken."""
+        """Return the best exchange between the most expensive bin, `worst`, and another bin.
+
+        The result is the other bin, the pieces that it gets and the pieces that it gives; None if
+        no exchange lowers the maximum price.
+        """
         best: tuple[float, int, list[int], list[int]] | None = None
         top = price[worst]
         others = sorted((b for b in range(self.bins) if b != worst), key=price.__getitem__)
@@ -339,11 +348,12 @@ def balance(
     batch : nested sequence of int
         Lengths as [rank][microbatch][sequence], at least one in each microbatch.
     cost : Cost, optional
-        Of a microbatch; by default the sum of the squares.
+        Cost of a microbatch; by default the sum of the squares of its sequences' lengths.
     max_tokens : int, optional
-        The most tokens of a microbatch, for its memory; by default those of the largest one.
+        Maximum number of tokens of a microbatch, for its memory; by default the number of the
+        largest microbatch.
     stages : int
-        Pipeline stages.
+        Number of pipeline stages.
     """
     cost = cost or Cost()
     ranks, count = _shape(batch)
@@ -397,9 +407,9 @@ def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
 
 
 def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> list[list[int]]:
-    """Return microbatches with the cheapest at both ends, the most expensive in the middle.
+    """Return microbatches with the cheapest at both ends and the most expensive in the middle.
 
-    A microbatch after a much larger one makes a stage wait.
+    A stage waits if a microbatch follows one that is much larger.
     """
     order = sorted(bins, key=lambda mb: (cost.of(lengths[i] for i in mb), mb))
     return order[::2] + order[1::2][::-1]

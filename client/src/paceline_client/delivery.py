@@ -21,7 +21,8 @@ from paceline_client.version import VERSION
 
 _BODY_TYPE: Final = "application/x-ndjson"
 _TOO_EARLY_OR_BUSY: Final = frozenset({408, 425, 429})
-# Statuses that refuse this body; other errors can be corrected without changing the body.
+# HTTP statuses with which the server refuses this body for good. After other errors the same body
+# may be accepted, for example once the token is corrected.
 _REFUSES_THE_BODY: Final = frozenset({400, 409, 413, 415, 422})
 _NO_SUCH_ROUTE: Final = frozenset({404, 405})
 _FIRST_REFUSAL: Final = 400
@@ -152,7 +153,7 @@ def check_share(share: Share) -> None:
 def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
     """Return the number of a run among the job's attempts; the server counts each run once.
 
-    Raises `DeliveryError` if the server refuses it or the time is up.
+    Raises `DeliveryError` if the server refuses the request or does not answer in time.
     """
     url = f"{job_url(server, job)}/attempts"
     try:
@@ -194,7 +195,7 @@ def send_document(
 ) -> dict[str, Any]:
     """Send a document to a path of the server, and return the answer.
 
-    Raises `DeliveryError` if the server refuses it or the time is up, and `ValueError` if
+    Raises `DeliveryError` if the server refuses it or does not answer in time, and `ValueError` if
     `server` is not an http or https address.
     """
     body = json.dumps(document).encode()
@@ -204,7 +205,7 @@ def send_document(
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
     """Send the body, repeatedly if necessary; the server stores equal bytes once.
 
-    Raises `DeliveryError` if the server refuses the body or the time is up.
+    Raises `DeliveryError` if the server refuses the body or does not answer in time.
     """
     answer, attempts = _send_repeatedly(url, body, policy, method, _BODY_TYPE)
     if not isinstance(answer.get("session"), str):
@@ -217,7 +218,7 @@ def deliver_batch(
 ) -> list[DeliveryError | None]:
     """Send chunks of several producers in one body; return the error of each refused chunk.
 
-    Raises `DeliveryError` if no chunk was accepted: the server refuses the batch or the time is up.
+    Raises `DeliveryError` if the server refuses the whole batch or does not answer in time.
     """
     index = [
         {"producer": producer, "n": chunk.number, "final": chunk.final, "bytes": len(body)}
@@ -230,18 +231,17 @@ def deliver_batch(
     outcomes = answer.get("chunks")
     if not isinstance(outcomes, list) or len(outcomes) != len(chunks):
         raise not_paceline(url)
-    return [_chunk_error(url, outcome) for outcome in outcomes]
-
-
-def _chunk_error(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
-    status = int(outcome["status"])
-    if status < _FIRST_REFUSAL:
-        return None
-    return DeliveryError(
-        f"{url} answered {status} [{outcome.get('code')}]: {outcome.get('detail')}",
-        fate=_fate(status),
-        status=status,
-    )
+    errors: list[DeliveryError | None] = []
+    for outcome in outcomes:
+        status = int(outcome["status"])
+        error = None
+        if status >= _FIRST_REFUSAL:
+            reason = f"[{outcome.get('code')}]: {outcome.get('detail')}"
+            error = DeliveryError(
+                f"{url} answered {status} {reason}", fate=_fate(status), status=status
+            )
+        errors.append(error)
+    return errors
 
 
 def _base(server: str) -> str:

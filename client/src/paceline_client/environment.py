@@ -54,8 +54,8 @@ class Run:
 def run_from_environment(environment: Mapping[str, str] = os.environ, *, once: bool = False) -> Run:
     """Return the run of ``PACELINE_RUN_ID``, Slurm or torchrun.
 
-    If none of them counts restarts, or with `once`, every call returns a new run, on which the
-    ranks have to agree.
+    If none of these counts restarts, or with `once`, every call returns a new run; the ranks then
+    have to agree on the run of one rank.
     """
     variables = [launcher[1:3] for launcher in _LAUNCHERS]
     if environment.get(_EXPLICIT_RUN[0]):
@@ -109,9 +109,9 @@ def machine_of(
     Parameters
     ----------
     hostname : str, optional
-        By default that of the system.
+        Name of the host; by default that of the system.
     root : Path
-        Folder with the system's files.
+        Folder below which the system's files are read.
 
     Examples
     --------
@@ -121,10 +121,15 @@ def machine_of(
     hostname = _name(socket.gethostname() if hostname is None else hostname) or "unknown"
     node = _first(environment, _NODE)
     local = _first(environment, _LOCAL_RANK)
+    pod = None
+    if _IN_KUBERNETES in environment:
+        pod = _first(environment, _POD) or hostname
+        namespace = _namespace(environment, root)
+        pod = _name(f"{namespace}/{pod}" if namespace else pod) or pod
     return Machine(
         node=node or hostname,
         guessed=node is None and in_container(environment, root),
-        pod=_pod(environment, hostname, root) if _IN_KUBERNETES in environment else None,
+        pod=pod,
         local_rank=int(local) if local is not None and local.isdecimal() else None,
     )
 
@@ -171,12 +176,6 @@ def in_container(environment: Mapping[str, str] = os.environ, root: Path = Path(
         return True
     groups = _read(root / "proc/1/cgroup") + _read(root / "proc/self/cgroup")
     return any(word in groups for word in _CONTAINER_GROUPS)
-
-
-def _pod(environment: Mapping[str, str], hostname: str, root: Path) -> str:
-    name = _first(environment, _POD) or hostname
-    namespace = _namespace(environment, root)
-    return _name(f"{namespace}/{name}" if namespace else name) or name
 
 
 def _namespace(environment: Mapping[str, str], root: Path) -> str | None:

@@ -21,7 +21,7 @@ from paceline_client.environment import launcher_of, machine_of
 _log = logging.getLogger("paceline_client")
 
 READ_EVERY_S: Final = 60.0
-# Maximum number of the driver's error codes that are kept since the first reading.
+# Maximum number of Xid error codes of the driver that are kept; older ones are dropped.
 _MOST_XIDS: Final = 8
 _NO_WAIT_MS: Final = 1
 # Names of the same NVML function in newer and older versions.
@@ -60,7 +60,7 @@ def gpu_of(cuda: Any, environment: Mapping[str, str] = os.environ) -> dict[str, 
     device = int(cuda.current_device())
     visible_devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = visible_devices[device].strip() if device < len(visible_devices) else ""
-    # The node's number of the device, because each process may see only one GPU, with number 0.
+    # The number of the device on the node: a process that may see only one GPU calls it number 0.
     gpu = {"gpus": visible if visible.isdecimal() else str(device)}
     try:
         properties = cuda.get_device_properties(device)
@@ -185,12 +185,12 @@ class GpuMonitor:
     def _read_on_thread(self) -> None:
         began_s = time.monotonic()
         reading = self.read()
-        # A reading that took long, because the driver hung, has values of an unknown time.
+        # The driver hung during a slow reading, so the time of its values is unknown.
         if reading is not None and time.monotonic() - began_s < READ_EVERY_S:
             self._latest.append(reading)
 
     def due(self, now_s: float) -> bool:
-        """Return whether a reading is due at `now_s`; a due reading counts as taken."""
+        """Return whether a reading is due; if so, the next one is due `READ_EVERY_S` later."""
         if self._unavailable or (self._read_s is not None and now_s - self._read_s < READ_EVERY_S):
             return False
         self._read_s = now_s

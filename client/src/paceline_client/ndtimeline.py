@@ -62,7 +62,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         world_info: Any,  # noqa: ANN401 - vescale's, without types
         extra: Mapping[str, Any],
     ) -> None:
-        """Record a metric of one rank: durations and start times in seconds, with a tag each."""
+        """Record a metric of one rank: durations and start times in seconds, and their tags."""
         del elapsed, extra
         try:
             topology = world_info.topo_info
@@ -119,8 +119,8 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
                 {**sizes, **self._meta},
                 share=Share(first + 1, f"rank-{topology.rank}", run),
                 spool=Spool(),
-                # No partial chunks: metrics arrive one after the other, so no step is complete
-                # before the end.
+                # Chunks would not help here: NDTimeline passes one metric after the other, so no
+                # step is complete before the session ends.
                 chunk_every_s=None,
             )
         return self._recorders[key]

@@ -44,15 +44,15 @@ class Operation(NamedTuple):
 
 
 class OperationBuffer:
-    """A buffer of the operations of all threads, until the sender's thread takes them.
+    """A buffer into which all threads record operations, until the sender's thread takes them.
 
-    `capacity` limits the operations that are held here or taken and not yet released.
+    `capacity` limits the operations in the buffer, including those that are taken and not released.
     """
 
     def __init__(self, capacity: int) -> None:
         self.names: list[str] = []  # operation types, in the order of their first operation
-        # Number of dropped operations: with values that are no integers, without memory, or after
-        # the end.
+        # Number of operations dropped because a value was no integer, the buffer was full, or the
+        # session had ended.
         self.dropped = 0
         self.dropped_steps: set[int] = set()  # steps that lost an operation for lack of memory
         self._capacity = capacity
@@ -328,8 +328,8 @@ class SessionBody:
     def take(self, meta: Mapping[str, Any], without: Iterable[int] = ()) -> tuple[bytes, int]:
         """Return the steps before the newest step as a body, and the number of its operations.
 
-        Their memory is freed. Operations of these steps that arrive later are in a later body.
-        `without` are steps to leave here. The body is empty if there are no such steps.
+        The memory of these steps is freed. Operations of these steps that arrive later are in a
+        later body. Steps in `without` are not taken. The body is empty if no step can be taken.
         """
         newest = max(self._open, default=0)
         for step in sorted(self._open):

@@ -171,22 +171,19 @@ class PlannedGC:
         if self.every is None:
             if self._counted < self._watch:
                 return self._unless_outgrown(step)
-            self._advise()
+            objects, size = _heap()
+            self.growth = HeapGrowth(
+                objects=max(objects - self._objects, 0) / self._counted,
+                bytes=max(size - self._bytes, 0) / self._counted,
+            )
+            own = advised_interval(self.growth, max_growth_bytes=self._max_growth_bytes)
+            self.every = max(1, own if self._agree is None else self._agree(own))
             self._collect(step, planned=True)
             return True
         if step % self.every == 0:
             self._collect(step, planned=True)
             return True
         return self._unless_outgrown(step)
-
-    def _advise(self) -> None:
-        objects, size = _heap()
-        self.growth = HeapGrowth(
-            objects=max(objects - self._objects, 0) / self._counted,
-            bytes=max(size - self._bytes, 0) / self._counted,
-        )
-        own = advised_interval(self.growth, max_growth_bytes=self._max_growth_bytes)
-        self.every = max(1, own if self._agree is None else self._agree(own))
 
     def _unless_outgrown(self, step: int) -> bool:
         """Collect if the heap has grown beyond the planned growth times `_BEYOND`."""
@@ -213,18 +210,17 @@ class PlannedGC:
 
 
 def _heap() -> tuple[int, int]:
-    """Return the number of containers since the last collection, and the process's bytes."""
-    return _containers(), _resident_bytes()
+    """Return the containers allocated since the last collection, and the process's bytes.
+
+    The bytes are 0 if the system does not report the memory of a process.
+    """
+    containers = _containers()
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return containers, pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return containers, 0
 
 
 def _containers() -> int:
     return gc.get_count()[0]
-
-
-def _resident_bytes() -> int:
-    """Return the memory of the process in bytes; 0 if the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0

@@ -194,7 +194,7 @@ class Device:
     Parameters
     ----------
     index : str
-        The machine's number of the device.
+        Number of the device on the machine.
     model : str
         Kind of the device, such as ``NVIDIA H200``; the server compares devices of one kind.
     measures : mapping of str to float
@@ -261,11 +261,11 @@ def probe(
     Parameters
     ----------
     seconds : float
-        Duration of each measure.
+        Duration of each measurement.
     busy : bool
-        Also measure GPUs in use by others, whose figures are then of little value.
+        Also measure GPUs that other programs use; their figures are then of little value.
     machine : Machine, optional
-        By default that of the environment.
+        The machine to name in the result; by default the one that the environment names.
     give_up_after_s : float, optional
         Time limit of a device: by default two minutes, for the start of PyTorch, and twelve times
         `seconds`.
@@ -273,8 +273,8 @@ def probe(
     Raises
     ------
     ProbeError
-        PyTorch is not installed or sees none of the machine's GPUs, or one is in use. The failure
-        of a device is a result and raises nothing.
+        PyTorch is not installed or sees none of the machine's GPUs, or a GPU is in use. A device
+        that fails raises nothing; the result contains its error.
     """
     cuda, count = devices()
     machine = machine or machine_of()
@@ -327,10 +327,10 @@ def devices(driver: Path = _DRIVER) -> tuple[bool, int]:
 
 
 def without_waits(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the processes' results without errors of processes that only waited for others.
+    """Return the processes' results without errors of processes that only waited for another.
 
-    If a device has failed before the all-reduce, the others fail in it because they wait for that
-    device in vain.
+    If a device fails before the all-reduce, the processes of the other devices fail in the
+    all-reduce, because that device never joins it.
     """
 
     def reduces(line: Mapping[str, Any]) -> bool:
@@ -437,8 +437,8 @@ _CPU_INFO: Final = Path("/proc/cpuinfo")
 def main() -> int:
     """Measure a device, and print all results so far as a line of JSON after each measurement.
 
-    The last line counts: after a measure that hangs, the results of the others remain. A device
-    that fails has the reason in the last line.
+    The last line is the result, so that a measurement that hangs loses no earlier one. If the
+    device fails, the last line contains the error.
     """
     parser = argparse.ArgumentParser()
     for name in ("--device", "--processes"):

@@ -34,12 +34,12 @@ _log = logging.getLogger("paceline_client")
 _BATCH_BYTES: Final = 256 * OPERATION_BYTES
 _PAUSE_S: Final = 0.002
 _IDLE_S: Final = 0.02
-# If more than this share of the buffer is used, operations are written to the spool.
+# The share of the buffer above which operations are written to the spool.
 _SPILL_AT: Final = 0.25
 # Metadata key of the steps that were dropped because a producer had no memory for them.
 _DROPPED_KEY: Final = "dropped_steps"
 _WHOLE: Final = "all"
-# Metadata key of the longest expected pause between two chunks, and its value, which covers
+# Metadata key of the longest pause between two chunks in seconds, and its value, which covers
 # evaluations and checkpoints within a session. The server waits this long for a producer's next
 # chunk until one producer has ended.
 _PAUSE_KEY: Final = "pause_s"

@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 10.0
 # Maximum of sessions and of incidents in a request.
 _SESSIONS: Final = 20
 _INCIDENTS: Final = 100
-# States of open incidents, sorted from most to least urgent.
+# States of open incidents, from the most urgent to the least urgent.
 _OPEN_STATES: Final = ("firing", "acknowledged", "silenced", "pending")
 _LONGEST_SENTENCE: Final = 500
 
@@ -61,7 +61,7 @@ class Reporter(Protocol):
         """Write the status of the job."""
 
     def close(self) -> None:
-        """Close what the reporter opened itself."""
+        """Close the resources that the reporter itself has opened."""
 
 
 class MlflowReporter:
@@ -163,7 +163,7 @@ class WandbReporter:
         """Do nothing: the run belongs to the training."""
 
 
-# Each function takes the run to write into; None for the active run.
+# Constructors of the reporters. Each takes the run to write into; None is the active run.
 REPORTERS: Final[dict[str, Callable[[Any], Reporter]]] = {
     "mlflow": MlflowReporter,
     "tensorboard": TensorBoardReporter,
@@ -177,11 +177,11 @@ class Reporting:
     Parameters
     ----------
     server, job : str
-        As of `attach`.
+        Address of Paceline and name of the job, as in `attach`.
     reporter : Reporter
         Writes into the run.
     every_s : float
-        Time between two requests.
+        Time in seconds between two requests.
     """
 
     def __init__(self, server: str, job: str, reporter: Reporter, every_s: float = EVERY_S) -> None:
@@ -233,7 +233,7 @@ class Reporting:
 
 
 class _NoReporting(Reporting):
-    """The result if the reporter cannot be created."""
+    """The result of `report` if the reporter cannot be created; its `close` does nothing."""
 
     def __init__(self) -> None:
         pass
@@ -257,14 +257,15 @@ def report(
     Parameters
     ----------
     url, job : str
-        As of `attach`; the environment's ``PACELINE_TOKEN`` needs the right to read.
+        Address of Paceline and name of the job, as in `attach`; the environment's
+        ``PACELINE_TOKEN`` needs the right to read.
     kind : {"wandb", "mlflow", "tensorboard"}
         The library of the run.
     into : optional
         A run of W&B or MLflow, by default the active one; for TensorBoard the training's
         `SummaryWriter`, or a folder.
     every_s : float
-        Time between two requests to Paceline.
+        Time in seconds between two requests to Paceline.
     """
     try:
         job_url(url, job)

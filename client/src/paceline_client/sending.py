@@ -34,7 +34,7 @@ _log = logging.getLogger("paceline_client")
 _ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
 
 
-# Limits of a request with several bodies.
+# Limits of a request with several bodies: their number, and the bytes from which none is added.
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
 _RELAY_EVERY_S: Final = 2.0
@@ -67,7 +67,11 @@ ATTEMPTS: Final = Attempts()
 
 @dataclass(frozen=True)
 class Sent:
-    """Numbers of spooled bodies that were sent and that remain, and of last chunks among them."""
+    """The counts of a pass over the spool.
+
+    `sent` and `left` count bodies that were sent and that remain; `sent_shares` and `left_shares`
+    count the last chunks of a share among them.
+    """
 
     sent: int = 0
     left: int = 0
@@ -104,10 +108,10 @@ def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) ->
     """Send the spooled bodies for a server, until an error occurs that allows sending later.
 
     Bodies of one session are sent in one request. Bodies for other servers stay, so that no other
-    server receives the token. `instead_of` is the address that the bodies were recorded for, if it
-    is another name of this server.
+    server receives the token. `instead_of` is the address in the spool's files, if the job knew
+    this server by another name.
     """
-    # For each sent body, whether it is a last chunk.
+    # For each sent and each remaining body, whether it is the last chunk of a share.
     sent: list[bool] = []
     left: list[bool] = []
     failed = False
@@ -249,7 +253,8 @@ class Outbox:
     def finish(self, data: bytes) -> Delivery | None:
         """Send the last chunk, repeatedly if necessary; return None if it stays in the spool.
 
-        Raises `DeliveryError` if the server refuses the share, or the time is up without a spool.
+        Raises `DeliveryError` if the server refuses the share, or does not answer in time and there
+        is no spool.
         """
         body = self._store(data, final=True)
         self.spooled = body.path
@@ -283,7 +288,7 @@ class Outbox:
         return delivery
 
     def stop_retrying(self) -> None:
-        """Leave a spooled chunk in the spool after a failed attempt, because the process ends."""
+        """Keep the last chunk in the spool after one failed attempt, because the process ends."""
         self._retries = False
         if self.spooled is not None:
             self._retry.ending.set()
@@ -372,19 +377,21 @@ class Relay:
         threading.Thread(target=self._run, name="paceline-relay", daemon=True).start()
 
     def finish(self, sessions: int, give_up_at_s: float) -> None:
-        """Send the rest, until other ranks' shares of `sessions` sessions are sent or spooled.
+        """Send the spool until other ranks' shares of `sessions` sessions are sent or in the spool.
 
-        Gives up at `give_up_at_s` by `time.monotonic`.
+        Returns by `give_up_at_s` of `time.monotonic`.
         """
         while time.monotonic() < give_up_at_s:
             left = self._send()
             if self._sent + left >= self._others * sessions:
-                # All remaining shares are in the spool, and the server is unavailable.
+                # The remaining shares of other ranks are in the spool, but the server is
+                # unavailable.
                 return
             time.sleep(_RELAY_EVERY_AT_END_S)
 
     def _run(self) -> None:
-        # Sent first, so that shares of earlier runs do not count as shares of other ranks.
+        # The spool is sent once before counting, so that shares of earlier runs do not count as
+        # shares of other ranks.
         self._send()
         self._sent = 0
         while self._others:

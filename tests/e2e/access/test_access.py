@@ -56,7 +56,7 @@ def test_an_administrator_signs_in_and_hands_out_access(
     expect(page.locator("h1")).to_have_text("No token is valid")
 
     form = page.get_by_role("form", name="New token")
-    # Until the script is there the page may still move under a click.
+    # The button is disabled until the script runs; before, the page may still move under a click.
     expect(form.get_by_role("button", name="Create token")).to_be_enabled()
     form.get_by_label("Name").fill("ci")
     form.get_by_label("ingest").check()
@@ -87,7 +87,7 @@ def test_an_administrator_signs_in_and_hands_out_access(
     page.get_by_role("link", name="Rules").click()
     expect(page).to_have_url(f"{company}/p/research/rules")
     page.get_by_role("button", name="Sign out").click()
-    # Else the next address may be asked for before this one was.
+    # Otherwise the next address might be requested before this page has loaded.
     expect(page).to_have_url(re.compile("/sign-in"))
     page.goto(f"{company}/p/research/")
     expect(page.locator("h1")).to_have_text("Sign in to Paceline")
@@ -105,7 +105,7 @@ def _manage_people(page: Page) -> None:
     destroy(page, page.get_by_role("button", name="Disable bob"), "Disable user")
     expect(page.get_by_role("button", name="Enable bob")).to_be_enabled()
     expect(page.locator("#people h2")).to_contain_text("1 disabled")
-    # No one locks themselves out.
+    # No user can disable themselves.
     expect(people.first).to_contain_text("you")
     expect(page.get_by_role("button", name="Disable ada")).to_have_count(0)
     expect(page.get_by_role("button", name="Delete ada")).to_have_count(0)
@@ -135,7 +135,7 @@ def test_the_sign_in_says_where_what_is_wrong_and_whom_to_ask(
     keep(page, f"sign-in-refused-{look.name}")
     visitor.expects("401")
     page.goto(f"{company}/sign-in")
-    # The browser remembers the name, and nothing more.
+    # The page keeps the name, but not the password.
     expect(name).to_have_value("bob")
     expect(password).to_have_value("")
     expect(password).to_be_focused()
@@ -164,7 +164,7 @@ def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, lo
     visitor.expects("404", "403")
 
 
-# What a reader does: look, copy, ask, and try out.
+# Buttons that readers may use: they read, copy, ask and preview.
 READS = re.compile(
     r"Copy|Find|Sign out|theme|Search|Own…|Preview|Ask|Remove|Add a change|Compare|Step|Mean|"
     r"All \d|Worker|Host|Rank|Forward|Backward|Sw|stage|Show|Reset|Connecting|Live|"

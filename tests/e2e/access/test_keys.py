@@ -1,4 +1,4 @@
-"""Without a mouse: single keys, and the palette that leads anywhere."""
+"""Without a mouse: single keys, and the palette that opens any object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_palette_leads_to_a_job_a_host_and_an_incident(
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/incidents\?host=node-7$"))
     expect(lines(page)).to_have_count(1)
-    # Keys are heard once this is shown.
+    # The script that handles keys also shows this button.
     expect(page.get_by_role("button", name="Find")).to_be_visible()
     page.keyboard.press("Control+k")
     page.keyboard.type("vision")
@@ -58,7 +58,7 @@ def test_keys_search_move_acknowledge_and_silence(place: Place, visitor: Visitor
     expect(page.locator("h1")).to_have_text("No open incident matches")
     page.get_by_label("Search incidents").fill("")
     expect(lines(page)).to_have_count(4)
-    # Out of the field: letters are words there.
+    # Outside of the search field, where letters are text.
     page.locator("h1").click()
     page.keyboard.press("a")
     expect(page.locator("#chosen .line2").first).to_contain_text("Acknowledged")
@@ -75,7 +75,7 @@ def test_keys_search_move_acknowledge_and_silence(place: Place, visitor: Visitor
     page.keyboard.press("s")
     page.locator("#chosen").get_by_label("Reason").fill("drained tonight")
     page.keyboard.press("Enter")
-    # It is the last of the list from then on, and the next one is looked at.
+    # The silenced incident moves to the end of the list, and the next incident is selected.
     silenced = lines(page).filter(has_text="dense-120b-pretrain")
     expect(silenced).to_contain_text("Silenced")
 

@@ -1,4 +1,4 @@
-"""Alerts in a browser: what fires, who hears of it, and what people do about it."""
+"""Alerts in a browser: firing incidents, their messages, and the actions of users."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_session_of_a_job_that_fires(
     keep(page, f"session-firing-{look.name}")
     expect_well_made(page, place.url, look)
     if look.size != NARROW:
-        # What is wrong and what to do about it push nothing off the first screen.
+        # The incident and its fix do not push the strip of steps off the first screen.
         box = page.locator("#step").bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= look.size[1]
@@ -130,7 +130,7 @@ def test_an_alert_from_its_first_session_to_its_end(
     monkeypatch.setenv("PACELINE_ALERT_GROUP_WAIT_S", "0")
     monkeypatch.setenv("PACELINE_ALERT_GROUP_INTERVAL_S", "0")
     monkeypatch.setenv("PACELINE_SWEEP_INTERVAL_S", "0.5")
-    # The database runs as another account than root, which may not enter pytest's directories.
+    # PostgreSQL runs as another account than root, which may not enter pytest's directories.
     with tempfile.TemporaryDirectory(prefix="paceline-e2e-") as directory:
         Path(directory).chmod(0o755)
         with Installation(Path(directory)) as running:
@@ -150,7 +150,7 @@ def follow_an_alert(site: str, receiver: Receiver, visitor: Visitor) -> None:
     assert message["status"] == "firing"
     assert message["commonLabels"]["job"] == "dense-34b"
 
-    # The two clicks: the link in the message, and the button.
+    # Two clicks: the link in the message, and the button.
     page = visitor.open(f"{site}{urlsplit(link_of(receiver, 0)).path}")
     act(page, "Acknowledge")
     chosen = page.locator("#chosen")
@@ -160,13 +160,13 @@ def follow_an_alert(site: str, receiver: Receiver, visitor: Visitor) -> None:
 
     for seed in (4, 5):
         upload(site, "dense-34b", trace(seed, slow=False))
-    # The page finds out by itself.
+    # The page updates itself.
     expect(chosen.locator(".line2")).to_contain_text("Resolved")
     wait_for(lambda: receiver.got[-1].json["status"] == "resolved", "end of the alert")
     expect(page.locator("[aria-label='Resolved incidents']")).to_contain_text("dense-34b")
     expect(page.locator(".nav .count:not(.dead)")).to_have_count(0)
     keep(page, "incident-resolved")
-    # Before the server goes, or the page says in the console that it is gone.
+    # Closed before the server stops, which the page would report in the console.
     page.close()
 
 

@@ -1,4 +1,4 @@
-"""Channels in a browser: added, tested, found dead, changed and taken away."""
+"""Channels in a browser: added, tested, found dead, changed and deleted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "whsec_" + "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"
 
 
 def field(page: Page, path: str) -> Locator:
-    """Return the control of a field of the form as it is shown."""
+    """Return the visible control of a field of the form."""
     controls = page.locator(f"[data-path='{path}'] :is(input, select, textarea):not([data-clear])")
     return controls.filter(visible=True)
 
@@ -92,7 +92,7 @@ def test_every_kind_has_a_form(place: Place, visitor: Visitor) -> None:
         paths = [field.get_attribute("data-path") for field in fields.all()]
         assert paths == [f"config.{field}" for field in schema["properties"]]
         expect(fields.first).to_be_visible()
-    # Apprise is for the operator to allow.
+    # Apprise is listed only if the operator allows it.
     assert page.get_by_label("Kind").locator("option").count() == len(kinds)
 
 
@@ -125,7 +125,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     assert SECRET not in page.content()
     assert receiver.url not in page.content()
 
-    # Secrets that are left empty stay; what is to go is said.
+    # Secret fields that are left empty keep their value.
     field(page, "name").fill("ops")
     field(page, "rate_limit").fill("5")
     page.get_by_label("high").uncheck()
@@ -167,7 +167,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         act(page, "Send a test")
         expect(page.locator("#result pre")).to_have_text("this hook was removed")
         expect(page.locator("#result")).to_contain_text("410")
-        # A test changes nothing: only what was lost makes a channel dead.
+        # A failed test does not make a channel dead; only failed messages do.
         expect(page.locator(".nav .count.dead")).to_have_count(0)
         place.alerting.slow()
         place.alerting.pass_and_work()
@@ -181,7 +181,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         alive = True
         act(page, "Enable")
         expect(page.locator(".nav .count.dead")).to_have_count(0)
-        # What was lost can be sent again now.
+        # The failed message can be sent again now.
         lost.get_by_role("button", name="Send again").click()
         expect(lost).to_contain_text("pending")
         place.alerting.work()
@@ -247,7 +247,7 @@ def test_a_form_that_is_being_filled_in_is_left_alone(
     page.locator("h1").click()
     place.alerting.slow()
     place.alerting.pass_and_work()
-    # It looks every five seconds.
+    # The page updates every five seconds, and must keep the form's content.
     page.wait_for_timeout(6000)
     expect(field(page, "name")).to_have_value("half a na")
     expect(page.locator("#main")).to_have_attribute("data-version", str(before))

@@ -1,4 +1,4 @@
-"""An incident at night: since when, what to type, and what the hardware team gets."""
+"""An incident at night: its begin, the commands to type, and the evidence for the hardware team."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_since_when_is_in_the_first_screen(place: Place, visitor: Visitor, look:
     for path, words in (
         (f"incidents/{incident.id}", said),
         ("jobs/dense-34b", said),
-        # A fact of the session, whose label is "Since".
+        # On the page of the session, the begin is a fact labeled "Since".
         (f"sessions/{session}", re.compile(r"\d\d:\d\d UTC, was 1\.0\d×")),
     ):
         page = visitor.open(f"{place.url}/{path}", look)
@@ -71,6 +71,6 @@ def test_the_evidence_is_printed_and_taken_along(
             name.rpartition("/")[2] for name in archive.namelist()
         }
     page.emulate_media(media="print")
-    # On paper there is no navigation, and all of it is as wide as the sheet.
+    # In print there is no navigation, and the content is as wide as the sheet.
     expect(page.locator(".top")).to_be_hidden()
     expect(page.locator("h1")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page of an incident: what an engineer who was woken needs is on one screen of a phone."""
+"""The page of an incident: one screen of a phone shows all that an engineer on call needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_who_since_when_cost_and_fix_are_on_the_first_screen(
     lists = page.get_by_role("region", name="Open incidents").bounding_box()
     assert at is not None
     assert lists is not None
-    # To its right where there is room, else below.
+    # The list is to the right in a wide window, below in a narrow one.
     assert lists["y"] > at["y"] if look.size == NARROW else lists["x"] > at["x"]
     expect_well_made(page, place.url, look)
     keep(page, f"incident-{look.name}")

@@ -1,4 +1,4 @@
-"""Rules in a browser: what they say, how they are changed, and what one would have done."""
+"""Rules in a browser: their text, their changes, and the preview."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IMBALANCE = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, cont
 
 
 class Place:
-    """A server without workers, and what moves its alerts."""
+    """A server without workers, and shortcuts to its alerts."""
 
     def __init__(self, url: str, container: Container) -> None:
         self.url = url
@@ -50,7 +50,7 @@ class Place:
         return found
 
     def history(self, job: str, *slowdowns: float, ends: timedelta = timedelta(hours=6)) -> None:
-        """Let a job have sent a session every six hours, the last one so long ago."""
+        """Store a session of a job every six hours, the last one some time ago."""
         sessions = [self.alerting.session(value, IMBALANCE, job=job) for value in slowdowns]
         with self.container.uow() as tx:
             for back, session in enumerate(reversed(sessions)):
@@ -156,7 +156,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
 def test_a_rule_that_comes_with_the_product_is_saved_as_it_was(
     place: Place, visitor: Visitor
 ) -> None:
-    """What the form does not change, it does not lose."""
+    """Fields that the form does not have are kept."""
     for rule in read(place.container, load_rules):
         page = visitor.open(f"{place.url}/rules/{rule.id}")
         press(page, "Save")

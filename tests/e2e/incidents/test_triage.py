@@ -1,4 +1,4 @@
-"""The list of incidents in a browser: found, selected, acted on at once, talked about."""
+"""The list of incidents in a browser: search, selection, actions on several, comments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def let_several_fire(place: Place) -> None:
-    """Let three jobs fire, one of them critically, and a fourth be pending."""
+    """Make three jobs fire, one of them critically, and leave a fourth pending."""
     stage = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
     other = replace(SLOW_NODE, where=("node-9",))
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_several_are_selected_and_acknowledged(place: Place, visitor: Visitor, l
     expect_well_made(page, place.url, look)
     bar.get_by_role("button", name="Acknowledge").click()
     expect(lines(page).first).to_contain_text("Acknowledged")
-    # What it does not apply to stays selected, and it is said why.
+    # An incident that the action does not apply to stays selected, with the reason.
     expect(bar).to_contain_text("1 selected")
     expect(bar).to_contain_text("1 unchanged: The incident is pending")
     bar.get_by_label("As", exact=True).fill("Kim")
@@ -96,7 +96,7 @@ def test_what_was_settled_is_taken_back_by_a_button_or_a_key(
     toast.get_by_role("button", name="Undo").click()
     expect(lines(page)).to_have_count(4)
 
-    # Later the page of the incident does it.
+    # Later, the acknowledgement is taken back on the incident's page.
     lines(page).filter(has_text="dense-120b").get_by_role("link").first.click()
     act(page, "Acknowledge")
     expect(toast).to_contain_text("Acknowledged")

@@ -1,4 +1,4 @@
-"""Who comes last, on the page of a session in a browser."""
+"""The ranks that come last, on the page of a session in a browser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_column_of_the_map_opens_its_collective(
     stored = analyzed(container, job_trace(), "dense-34b")
     page = visitor.open(f"{site}/sessions/{stored.session}", WIDE_LIGHT)
     columns = page.locator(".late-cells a")
-    # one stop of the keyboard, from which arrows go on
+    # The map is one tab stop, from which arrow keys move.
     columns.first.focus()
     page.keyboard.press("ArrowRight")
     expect(columns.nth(1)).to_be_focused()

@@ -1,4 +1,4 @@
-"""The page of a session that comes in chunks, from the first one to its report."""
+"""The page of a session in chunks, from its first chunk to its report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_session_in_chunks_arrives_and_becomes_its_report_without_a_reload(
 
         ranks = np.unique(trace.rank).tolist()
         answers = [put(rank) for rank in ranks]
-        # sent once more under another number
+        # The same chunk again, with another number.
         answers.append(put(ranks[0], 1))
         client.put(f"{SESSION}/chunks/rank-0/2", content=b"junk", params={"dp": 2, "pp": 2})
         assert {answer.status_code for answer in answers} == {202}

@@ -1,4 +1,4 @@
-"""Two sessions side by side in a browser: did the fix bring what was predicted?"""
+"""The comparison of two sessions in a browser: predicted and measured gain of a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first screen of a session says, and what it needs to say it."""
+"""The first screen of a session: its content, and the data that it loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PHONE = Look("narrow-light", NARROW, "light")
 
-# Words within the window, those on drawings included.
+# All words within the window, including those in drawings.
 VISIBLE_WORDS = """() => {
   const words = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -43,7 +43,7 @@ def visible_words(page: Page) -> str:
 
 
 def slowdowns(words: str) -> set[str]:
-    """Return the numbers that words call a slowdown, exact ones in a map included."""
+    """Return the numbers that are written as a slowdown, including exact ones in a map."""
     return set(re.findall(r"\b\d+\.\d{2,}(?=×|$)", words, re.MULTILINE))
 
 
@@ -62,7 +62,7 @@ def test_the_first_screen_has_one_number_for_the_slowdown(
     page.wait_for_selector("#heatmap[data-drawn]")
     page.wait_for_selector("#strip[data-drawn]")
     words = visible_words(page)
-    # Others are how much slower a worker computes, and how slow its peers are.
+    # Other slowdowns on the page are those of a worker's computing, and of its peers.
     of_the_job = {one for one in slowdowns(words) if abs(float(one) / verdict.slowdown - 1) < 0.06}
     assert of_the_job == {f"{verdict.slowdown:.2f}"}
     assert f"{verdict.slowdown:.2f}×" in page.title()
@@ -120,7 +120,7 @@ def test_nothing_loads_a_chart_library_before_its_chart_is_seen(
 def test_pages_without_a_chart_load_no_chart_library(
     container: Container, site: str, visitor: Visitor
 ) -> None:
-    # Two of them can be compared.
+    # Two sessions, because only two can be compared.
     for _ in range(2):
         analyzed(container, job_trace(), "dense-34b")
     for address in ("/", "/hosts", "/report", "/incidents", "/plans", "/compare?job=dense-34b"):
@@ -128,13 +128,13 @@ def test_pages_without_a_chart_load_no_chart_library(
         page.wait_for_load_state("networkidle")
         page.close()
     assert plotly_requests(visitor) == []
-    # The history of a job is a chart in view: it comes after all else, and says what it loads.
+    # The chart of a job's history loads a library last, and shows that it is loading.
     page = visitor.open(f"{site}/healthz")
     page.route("**/plotly.min.js", lambda _: None)
     page.goto(f"{site}/jobs/dense-34b")
     history = page.locator("[data-figure=history]")
     expect(history).to_contain_text("Chart: loading 1.2\N{NO-BREAK SPACE}MB")
-    # Its lines come with the first response.
+    # The lines are part of the page.
     expect(history.locator(".first text").first).to_contain_text("slowdown")
     expect(history.locator(".first .dot").first).to_be_attached()
 

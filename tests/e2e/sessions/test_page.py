@@ -1,4 +1,4 @@
-"""The page of a session at work: its table, evidence, timeline and downloads."""
+"""The interactive parts of a session's page: table, evidence, timeline and downloads."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_downloads_are_files_with_names(container: Container, site: str, visitor
         assert waiting.value.suggested_filename.endswith(suffix)
         assert waiting.value.path().read_text().startswith(start)
 
-    # Where not all lanes are drawn the file has those that are, and all on request.
+    # If some lanes are not drawn, the file has the drawn ones, and all on request.
     narrow = visitor.open(f"{site}/sessions/{stored.session}?dp=2&pp=0", LOOKS[1])
     wait_for_figures(narrow)
     files = narrow.locator("#downloads")

@@ -1,4 +1,4 @@
-"""Every state of a session says what it is and why, and becomes the next one without a reload."""
+"""Every state of a session is explained, and changes on the page without a reload."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def taken(container: Container, stored: Stored) -> Claim:
-    """Take the work on a session as a worker does."""
+    """Claim the session's analysis as a worker does."""
     held = claim(container, stored.run)
     assert held is not None
     return held
 
 
 def visit(visitor: Visitor, site: str, stored: Stored) -> Page:
-    """Open a session's page and mark it, so that a reload would show."""
+    """Open a session's page and mark it, so that a reload can be detected."""
     page = visitor.open(f"{site}/sessions/{stored.session}")
     expect(page.locator("#live")).to_have_text("Live")
     page.evaluate("window.marked = true")
@@ -37,7 +37,7 @@ def visit(visitor: Visitor, site: str, stored: Stored) -> Page:
 
 
 def expect_status(page: Page, status: str) -> None:
-    """Expect the page to have become another state's, and not by a reload."""
+    """Check that the page shows another state, and was not reloaded."""
     expect(page.locator("main")).to_have_attribute("data-status", status)
     assert page.evaluate("window.marked === true")
 

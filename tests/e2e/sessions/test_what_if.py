@@ -1,4 +1,4 @@
-"""Questions of one's own on the page of a session: asked, answered, linked, refused."""
+"""What-if questions on the page of a session: asked, answered, linked, refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def asked(page: Page) -> str:
 
 
 def answer(site: str, session: str, *changes: dict[str, Any]) -> dict[str, Any]:
-    """Return what the API answers."""
+    """Return the answer of the API."""
     response = httpx.post(
         f"{site}/api/v1/sessions/{session}/what-if", json={"changes": list(changes)}
     )
@@ -53,7 +53,7 @@ def answer(site: str, session: str, *changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def places(page: Page) -> list[int]:
-    """Return where on the page the parts of the section stand and how high they are."""
+    """Return the positions and heights of the section's parts."""
     scrolled = page.evaluate("scrollY")
     found = []
     for part in ("#what-if", "#ask", "#answer", "#ask-steps", "#ask-read", "#downloads"):
@@ -83,7 +83,7 @@ def test_the_slow_worker_replaced_is_answered_as_the_best_fix_is(
     title = page.locator("#ask-title")
     expect(title).to_contain_text(f"Worker {SLOW} as its peers: ")
     expect(title).to_contain_text(less)
-    # One definition of a gain: what is lost against the headline's reference.
+    # Fixes and answers define the gain alike: relative to the headline's reference.
     best = page.locator(".fixes tbody tr").filter(has_text=f"Replace worker {SLOW}")
     same = page.locator("#ask-then td").last.inner_text()
     expect(best.locator("td").last).to_have_attribute("title", same)
@@ -201,7 +201,7 @@ def test_all_else_ideal_shows_what_one_worker_costs(
     assert asked(page) == "all-ideal*keep_worker.0.0"
     report = httpx.get(f"{site}/api/v1/sessions/{session}/report").json()
     alone = report["by_worker"]["exact"][0][0]
-    # S_w is against all ideal; the page counts against the job without its causes
+    # S_w is relative to the ideal step; the page is relative to the job without its causes.
     shown = alone * report["headline"]["slowdown"] / report["slowdown"]
     expect(page.locator("#ask-then")).to_contain_text(f"{shown:.3f}×")
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_asked_is_said_at_its_field(
     expect(field(page, "worker")).to_have_attribute("aria-invalid", "true")
     expect(field(page, "worker")).to_have_attribute("aria-describedby", "fault-0")
 
-    # What the server refuses stands where the server says that it is.
+    # The error is shown at the field that the server names.
     field(page, "worker").fill("(0, 0)")
     page.get_by_role("button", name="Add a change").click()
     field(page, "stage", 1).fill("0, 9")

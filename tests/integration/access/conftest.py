@@ -1,4 +1,4 @@
-"""A server that asks everybody who they are, with two projects and a token for each right."""
+"""A server that requires sign-in, with two projects and a token for each right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS_TOKEN = "metrics-of-this-test"  # noqa: S105 - of a test
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """A server, and what opens it.
+    """A server with sign-in, its containers and its tokens.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Company:
         ).secret
 
     def client(self, token: str | None = None, **headers: str) -> httpx.Client:
-        """Return a client that shows a token."""
+        """Return a client that sends a token."""
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return client_of(self.url, headers=headers)
@@ -56,7 +56,7 @@ class Company:
 
 @contextlib.contextmanager
 def serving(settings: Settings, **changes: object) -> Iterator[Company]:
-    """Serve with these settings, everybody signing in."""
+    """Serve with these settings and required sign-in."""
     built = build_everywhere(settings.model_copy(update=changes | {"require_sign_in": True}))
     everywhere = built.everywhere()
     other = create_project(everywhere, "other").id

@@ -1,4 +1,4 @@
-"""The audit log: what is done stands in it, in whose name, and stays."""
+"""The audit log: every change is recorded with its actor, and entries are permanent."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_what_a_token_does_stands_in_the_log(company: Company) -> None:
         assert "secret" not in client.get("/api/v1/audit").text
 
 
-# What is no act of an administrator or an operator: what jobs send, and what only answers.
+# Routes that are not logged: requests of training jobs, and requests that only read.
 NO_ACT = {
-    # what it says is an act of its own: tests/integration/incidents/slack
+    # A pressed button is logged as the action that it triggers: tests/integration/incidents/slack.
     "POST /api/v1/slack/interactions",
     "POST /api/v1/jobs/{job}/sessions",
     "POST /api/v1/jobs/{job}/hangs",
@@ -85,7 +85,7 @@ NO_ACT = {
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/seal",
-    # of a folder, file by file
+    # the upload of a folder, file by file
     "POST /api/v1/folders",
     "PUT /api/v1/jobs/{job}/folders/{folder}/file",
     "POST /api/v1/jobs/{job}/folders/{folder}/seal",
@@ -97,13 +97,13 @@ NO_ACT = {
     "POST /api/v1/plans",
     "POST /api/v1/plans/of-session/{session}",
     "POST /api/v1/mitigation/plan",
-    # what a node says of itself
+    # the probe that a node sends of itself
     "POST /api/v1/hosts/{host}/probes",
-    # what its tools read; they ask the routes above
+    # tools of assistants, which call the routes above
     "POST /mcp",
     "POST /api/v1/alert-rules/preview",
     "POST /api/v1/retention/preview",
-    # a person's own bookmarks
+    # saved views of a user
     "POST /api/v1/views",
     "PATCH /api/v1/views/{view}",
     "DELETE /api/v1/views/{view}",
@@ -113,7 +113,7 @@ NO_ACT = {
 CHANNEL = {"name": "hook", "kind": "webhook", "config": {"url": "https://hooks.example/x"}}
 SILENCE = {"reason": "known", "until": "2100-01-01T00:00:00Z"}
 TOKEN = {"name": "ci", "scopes": ["read"], "project": "default", "expires_days": 7}
-# Each act over HTTP, in an order in which all can be done, with what is sent.
+# The body of each logged request, in an order in which every request succeeds.
 ACTS: dict[str, object] = {
     "POST /api/v1/alert-rules": RULE,
     "PUT /api/v1/alert-rules/{rule}": RULE,
@@ -172,7 +172,7 @@ ACTS: dict[str, object] = {
 
 
 def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
-    """In the name of who did it; a route that is added is one of these, or no act."""
+    """Each route either has an entry in the name of its actor, or is listed as not logged."""
     unsafe = {key for key in NEEDS if not key.startswith("GET")}
     walked = {key.replace("{project}", "{name}") for key in ACTS}
     assert unsafe - NO_ACT == walked
@@ -206,7 +206,7 @@ def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
 
 
 def _things(company: Company) -> dict[str, str]:
-    """Return what stands in addresses of things of the project `default`."""
+    """Return the values of address parameters for objects of the project `default`."""
     acting = Acting(company.ours)
     acting.blame()
     incident = acting.alerting.incident().id
@@ -236,7 +236,7 @@ def _things(company: Company) -> dict[str, str]:
 
 
 def _leave_an_action(company: Company, things: dict[str, str], key: str) -> str:
-    """Let an action be there that can be allowed, declined or taken back."""
+    """Store an action that can be allowed, declined or taken back."""
     host = {"allow": "node-7", "decline": "node-8", "release": "node-9"}[key.rpartition("/")[2]]
     with company.ours.uow() as tx:
         row = machine_action(uuid.UUID(things["incident"]), host, tx.now)
@@ -246,7 +246,7 @@ def _leave_an_action(company: Company, things: dict[str, str], key: str) -> str:
 
 
 def _leave_a_delivery(company: Company, things: dict[str, str]) -> None:
-    """Let a message have failed, which is sent again by hand."""
+    """Store a failed delivery, which can be sent again by hand."""
     with company.ours.uow() as tx:
         group = tx.session.execute(select(AlertGroup.id)).scalars().first()
         tx.session.add(
@@ -320,7 +320,7 @@ def test_pages_of_the_log_and_its_export_hold_every_entry_once(company: Company)
             seen += [entry["id"] for entry in found]
             before = found[-1]["id"]
         export = client.get("/access/audit.csv").text.splitlines()[1:]
-        # With the project and the token of this test.
+        # 450 entries, and those of the project and the token of this test.
         assert len(seen) == len(set(seen)) == len(export) == 452
         assert [int(line.partition(",")[0]) for line in export] == seen
         first = client.get("/access/audit").text

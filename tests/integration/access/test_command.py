@@ -1,4 +1,4 @@
-"""The commands that hand out access, and what the command line shows of itself to a server."""
+"""The commands that grant access, and the token that other commands send to a server."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_migrating_makes_the_first_token_in_the_file_that_the_environment_names(
         assert done.returncode == 0, done.stderr
     assert can_be_administered(container)
     assert is_token(path.read_text().strip())
-    # It is in the file alone.
+    # The token is in the file only.
     assert path.read_text().strip() not in done.stdout + done.stderr
 
 

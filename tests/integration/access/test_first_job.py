@@ -1,4 +1,4 @@
-"""The page of an empty fleet says what a first job's sender still lacks."""
+"""The page of an empty fleet names what prevents a first job's sender from sending."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_token_that_is_missing_and_a_sender_that_is_refused_are_said(company: 
     page, rows = _looked_at(company, reader)
     assert rows[2].startswith("Token created, scope ingest")
     assert rows[3].startswith("A sender was refused 401, token unknown. Set PACELINE_TOKEN")
-    # Whose it was is not known: it may be of another project.
+    # The refused job's name is hidden: without a token, its project is unknown.
     assert "llama-70b" not in page.text
 
 
@@ -65,7 +65,7 @@ def test_only_what_sends_counts_and_only_of_this_project(company: Company) -> No
 
 
 def test_no_answer_repeats_a_foreign_host(company: Company) -> None:
-    """A sender would keep the address, and show its token to whoever that is."""
+    """A sender would store the address, and send its token to that host."""
     with company.client(company.token(Right.INGEST), Host="elsewhere.example") as sender:
         sent = sender.post(
             "/api/v1/jobs/job/sessions", content=bodies.parquet(), params=bodies.SIZES

@@ -1,6 +1,6 @@
-"""A token of one project learns nothing of another one, whatever route it takes.
+"""A token of one project reads and changes nothing of another one, by any route.
 
-The routes are those of the application itself: one that is added is walked as well.
+The routes are those of the application, so a new route is tested without a change here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SECRET = "secret-job"  # noqa: S105 - a name
 
-# Bodies that would be taken of the project's own, so that it is not they that are refused.
+# Bodies that are valid for objects of the own project, so that a refusal is not due to the body.
 BODIES: dict[str, object] = {
     "POST /api/v1/sessions/{session}/what-if": {
         "base": "recorded",
@@ -94,12 +94,12 @@ QUERIES: dict[str, str] = {
     "GET /plans": "?of={plan}",
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",
 }
-# Routes that make a job, or an entry of a host, of their own where they find none.
+# Routes that create a job, or a host's entry, in the own project if it does not exist there.
 HANGING = Hanging(2, [[(0, 1)], [(0, 1)]], host_stops={1: 1})
 MAKING = {
     "POST /api/v1/jobs/{job}/sessions",
     "PUT /api/v1/jobs/{job}/folders/{folder}/file",
-    # It answers that nothing has come, of a job of theirs as of one that is not there.
+    # This route answers that no file has arrived, for a foreign job as for an unknown one.
     "GET /api/v1/jobs/{job}/folders/{folder}",
     "POST /api/v1/jobs/{job}/attempts",
     "POST /api/v1/jobs/{job}/hangs",
@@ -109,7 +109,7 @@ MAKING = {
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
 }
-# By how addresses begin, a file that is there.
+# An existing file for each beginning of an address.
 FILES: dict[str, str] = {
     **dict.fromkeys(("report/", "fleet/", "ingest/"), "jobs"),
     "sessions/": "workers",
@@ -125,7 +125,7 @@ FILES: dict[str, str] = {
 
 @pytest.fixture
 def theirs(company: Company) -> Mapping[str, str]:
-    """Return what stands in addresses of things of the other project."""
+    """Return the values of address parameters for objects of the other project."""
     alerting = Alerting(company.theirs)
     channel = create_channel(
         company.theirs,
@@ -244,7 +244,7 @@ def test_every_route_of_a_thing_answers_a_foreign_token_as_if_it_were_not_there(
 def test_the_same_routes_answer_a_token_of_the_project(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
-    """Without this, a walk along addresses that are wrong would find everything hidden."""
+    """Without this test, wrong addresses would make everything seem hidden."""
     missing = {}
     with company.client(company.token(Right.OPERATE, Right.INGEST, project="other")) as client:
         for body in islice(bodies_of_pulse(slow_job()[0]), 4):
@@ -265,12 +265,12 @@ def test_the_same_routes_answer_a_token_of_the_project(
 
 
 def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str, str]) -> None:
-    """Of the same name as theirs, and with none of its attempts, groups and sessions."""
+    """The new job has the foreign job's name, and none of its attempts, groups and sessions."""
     chunk = "/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/{producer}/0".format_map(theirs)
     with company.client(company.token(Right.OPERATE, Right.INGEST)) as client:
-        # Theirs has three.
+        # The foreign job has three attempts.
         assert _announce(client, "third") == 1
-        # Theirs is at step 3.
+        # The foreign job is at step 3.
         assert TrainingJob(client, SECRET, "tp-0").send(*SLOW).json()["plan_version"] is None
         sent = client.put(chunk, content=rank_body(0), params=bodies.SIZES)
         assert sent.status_code == 202
@@ -288,7 +288,7 @@ def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str,
 def test_what_is_of_the_installation_takes_an_administrator(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
-    """Whatever a token may do in its own project, and whether the thing is there or not."""
+    """A token of a project is refused, with any rights, and for known and unknown objects."""
     wrong = {}
     rights = (Right.OPERATE, Right.INGEST, Right.READ)
     things = {**theirs, "person": str(uuid.uuid4())}
@@ -313,14 +313,15 @@ def test_a_stream_of_events_tells_nothing_of_another_project(company: Company) -
             client.post(address.format(job), content=bodies.parquet(), params=bodies.SIZES)
             for client, job in ((theirs, SECRET), (ours, "own"))
         ]
-        # Theirs came first: what the stream tells first is ours.
+        # The foreign session arrived first, but the first event of the stream is about the own
+        # session.
         told = next(line for line in stream.iter_lines() if line.startswith("data:"))
         assert sent[1].json()["session"] in told
         assert sent[0].json()["session"] not in told
 
 
 def test_every_route_is_walked(company: Company) -> None:
-    """A route that is added is in the table of needs, and in one of the walks above."""
+    """Every route is in the table of required rights, and in one of the walks above."""
     app = create_app(company.container)
     found = {
         f"{method} {context.path}"
@@ -330,7 +331,7 @@ def test_every_route_is_walked(company: Company) -> None:
     }
     unknown = found - set(NEEDS)
     assert {key for key in unknown if "openapi.json" not in key} == set()
-    # These are there where people sign in at a provider.
+    # Routes of a sign-in provider exist only where one is configured.
     assert {key for key in set(NEEDS) - found if "/sign-in/provider" not in key} == set()
     assert found >= MAKING
 
@@ -356,7 +357,7 @@ def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
 def test_what_is_searched_for_by_a_name_of_another_project_is_not_found(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
-    """Every parameter of a query, of every list, with a value of theirs and an unknown one."""
+    """Every query parameter of every list, with a foreign value and an unknown one."""
     known = {
         "job": ("job", "nobodys-job"),
         "channel": ("channel", str(uuid.uuid4())),
@@ -374,14 +375,14 @@ def test_what_is_searched_for_by_a_name_of_another_project_is_not_found(
 
 
 def _said(client: httpx.Client, path: str, name: str, value: str) -> tuple[int, str]:
-    """Return what a search answers, without the value itself and the time of the answer."""
+    """Return the answer of a search without the searched value and the time of the answer."""
     answer = client.get(path, params={name: value})
     text = re.sub(r"\d{4}-\d\d-\d\d[T ][\d:.]+", "then", answer.text)
     return answer.status_code, text.replace(value, "it")
 
 
 def _searched(company: Company) -> list[tuple[str, str]]:
-    """Return the parameters of queries of all lists, which have no thing in their address."""
+    """Return the query parameters of all lists whose address has no other parameter."""
     return sorted(
         {
             (context.path or "", parameter.alias)
@@ -417,7 +418,7 @@ def test_names_of_another_project_are_free(company: Company, theirs: Mapping[str
         }
         assert client.post("/api/v1/channels", json=channel).status_code == 201
         asked = client.post("/api/v1/plans", json={"spec": plans.small_spec()})
-        # Asked for in the other project already: here it is new.
+        # The same request in the other project has made another plan.
         assert asked.status_code == 202
         assert asked.json()["plan"] != theirs["plan"]
 

@@ -1,4 +1,4 @@
-"""Passwords are not guessed for long, and an attacker locks no user out."""
+"""Passwords cannot be guessed in large numbers, and an attacker locks no user out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _form(client: httpx.Client, name: str, password: str) -> httpx.Response:
 
 
 def _use_up(company: Company, name: str, peer: str) -> None:
-    """Guess until no guess is left; what a password costs to check is not the point here."""
+    """Use up all guesses, without the cost of checking passwords."""
     _pay_until_refused(company, (name for _ in range(10_000)), peer)
 
 
@@ -61,7 +61,7 @@ def _pay_until_refused(company: Company, names: Iterable[str], peer: str) -> Non
 
 
 def _later(company: Company, wait: timedelta) -> None:
-    """Let time pass for what is counted."""
+    """Move the counters of guesses back by a time."""
     with company.container.uow() as tx:
         tx.session.execute(update(GuessBucket).values(owed_until=GuessBucket.owed_until - wait))
 
@@ -109,7 +109,7 @@ def test_a_stranger_locks_no_user_out(ada: Company) -> None:
     with pytest.raises(TooManyGuessesError):
         sign_in(ada.container, "ada", PASSWORD, STRANGER)
     assert sign_in(ada.container, "ada", PASSWORD, HOME).principal.name == "ada"
-    # However long one stranger goes on: all addresses together have more guesses a minute.
+    # One address cannot use up the guesses at a name: all addresses together have more a minute.
     assert AT_A_NAME.every < OF_A_PEER_AT_A_NAME.every
     assert AT_A_NAME.at_once > OF_A_PEER_AT_A_NAME.at_once
 
@@ -137,7 +137,7 @@ def test_many_addresses_share_what_there_is_for_a_name(ada: Company) -> None:
 
 
 def test_a_browser_with_an_earlier_sign_in_is_not_slowed_by_others(ada: Company) -> None:
-    """Also where a proxy makes one peer of the owner and all strangers."""
+    """Also behind a proxy, where the owner and all strangers have one address."""
     with ada.client(Origin=ada.url) as client:
         assert _form(client, "ada", PASSWORD).status_code == 303
         known = client.cookies["paceline_known"]
@@ -147,7 +147,7 @@ def test_a_browser_with_an_earlier_sign_in_is_not_slowed_by_others(ada: Company)
         client.cookies.delete("paceline_session")
         assert _form(client, "ada", PASSWORD).status_code == 303
         assert client.cookies["paceline_known"] == known
-        # It opens nothing by itself, and belongs to this user alone.
+        # The cookie alone gives no access, and belongs to this user only.
         client.cookies.delete("paceline_session")
         assert client.get("/api/v1/sessions").status_code == 401
         create_person(ada.container, "bob", PASSWORD, Role.READER, "default")
@@ -210,7 +210,7 @@ def test_refused_guesses_leave_nothing_and_what_is_over_goes(ada: Company) -> No
         _use_up(ada, name, STRANGER)
         if name == "ada":
             assert rows() == before
-    # One address: its bucket, and two for each guess that was let through.
+    # Rows of one address: its own, and two for each guess that was admitted.
     assert (rows() or 0) <= 1 + 2 * OF_A_PEER.at_once
     _later(ada, timedelta(days=1))
     with ada.container.uow() as tx:
@@ -232,7 +232,7 @@ def test_browsers_that_a_person_has_are_bounded_and_forgotten(ada: Company) -> N
 def test_several_processes_at_once_let_through_no_more(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is counted is in the database: another process has no count of its own to begin with."""
+    """The counters are in the database, so each process counts the guesses of all."""
     monkeypatch.setattr("app.access.sign_ins._is_correct", lambda _stored, _password: False)
     with serving(settings) as company:
         create_person(company.container, "ada", PASSWORD, Role.READER, None)

@@ -1,4 +1,4 @@
-"""Incidents of all projects on one page: for administrators only."""
+"""Incidents of all projects on one page, for administrators only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_administrator_sees_the_incidents_of_all_projects(company: Company) -
             assert f'<a href="/p/{project}/incidents/{incident}">{job}</a>' in page
             assert f'<a class="plain" href="/p/{project}/incidents">{project}</a>' in page
             assert client.get(f"/p/{project}/incidents/{incident}").status_code == 200
-        # Each project's own page has its own.
+        # The page of a project lists only its own incidents.
         assert "their-job" not in client.get("/incidents?range=all").text
         assert ADDRESS in client.get("/access").text
 

@@ -1,4 +1,4 @@
-"""Tools for assistants over HTTP: a token opens there what it opens elsewhere."""
+"""Tools for assistants over HTTP: a token gives the same rights as in other routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = "our-secret-job"
 
 
 def called(url: str, token: str, tool: str, **arguments: object) -> tuple[bool, str]:
-    """Return whether a tool refuses, and its text, as an assistant with this token hears it."""
+    """Return whether a tool refuses an assistant with this token, and the text of its answer."""
 
     async def run() -> tuple[bool, str]:
         headers = {"Authorization": f"Bearer {token}"}

@@ -1,4 +1,4 @@
-"""A job moves with all that it has; a project goes with all that it has."""
+"""Moving a job moves all of its data; deleting a project deletes all of its data."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_a_job_moves_with_its_sessions_reports_and_incidents(
         assert tx.session.execute(select(AlertIncident.id)).scalars().all()
     assert read(other, use_of, other.project_id).operations == len(small_trace())
     assert read(container, use_of, container.project_id).operations == 0
-    # It goes on there.
+    # The moved incident continues in the other project.
     Alerting(other).fast("llm")
 
 
 def _fill(company: Company, project: str) -> None:
-    """Let a project have a job with attempts, a group with a plan, and a session that is open."""
+    """Store a job with attempts, a group with a plan, and an open session in a project."""
     with company.client(company.token(Right.INGEST, project=project, name="filling")) as client:
         for run in ("first", "second"):
             body = {"run_id": run, "restart": 0}
@@ -105,7 +105,7 @@ def test_a_job_moves_with_its_attempts_groups_and_open_sessions(company: Company
     with company.client(company.token(Right.INGEST, Right.READ, project="other")) as client:
         plan = client.get("/api/v1/jobs/llm/tp/0-0/plan", params={"attempt": 1, "wait_s": 0})
         assert plan.json()["version"] >= 1
-        # They go on there: the third start of the job, and the session that is open.
+        # The third attempt and the open session continue in the other project.
         body = {"run_id": "third", "restart": 0}
         assert client.post("/api/v1/jobs/llm/attempts", json=body).json()["attempt"] == 3
         sent = client.put(url(1, "1", 0, job="llm"), content=rank_body(1), params=bodies.SIZES)
@@ -192,7 +192,7 @@ def test_nothing_of_a_deleted_project_is_sent_or_worked_on(
         assert sweep_alerts(container) == AlertSweep()
     assert claim(container, stored.run) is None
     with theirs.container.reading() as tx:
-        # It is still there: only no worker runs it.
+        # The project's data still exist until the sweeper deletes them, but no worker uses them.
         assert tx.session.execute(select(func.count()).select_from(AlertIncident)).scalar_one()
         assert not tx.session.execute(select(AlertDelivery.id)).all()
     assert receiver.got == []

@@ -1,4 +1,4 @@
-"""People are listed, given roles and passwords, disabled and deleted; one administrator stays."""
+"""Users are listed, given roles and passwords, disabled and deleted; one administrator stays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_administrator_lists_people_and_disables_a_user(company: Company) -> 
             sign_in(company.container, "ada", PASSWORD)
         assert client.patch(address, json={"disabled": False}).status_code == 204
         assert sign_in(company.container, "ada", PASSWORD).principal.name == "ada"
-        # The browser of before stays signed out.
+        # A browser that was signed in before stays signed out.
         assert ada.get("/api/v1/sessions").status_code == 401
         assert client.delete(address).status_code == 204
         assert client.delete(address).status_code == 404
@@ -111,7 +111,7 @@ def test_the_last_administrator_stays_unless_the_command_line_says_otherwise(
             )
         assert _people(ada)["ada"]["roles"] == [{"project": None, "role": "administrator"}]
     [found] = _listed(company.container)
-    # The machine's own users need no sign-in.
+    # The command line, unlike the API, may disable the last administrator.
     set_disabled(company.container, found, disabled=True)
 
 
@@ -150,7 +150,7 @@ def test_whom_a_provider_vouches_for_has_roles_there_and_can_be_kept_out(
 ) -> None:
     who = {"issuer": ISSUER, "subject": "1", "name": "Grace"}
     signed_in = sign_in_from_provider(company.container, **who, roles={None: Role.READER})
-    # Two of a name are told apart, also in the log.
+    # Two users of one name are distinguished by their provider, also in the log.
     assert signed_in.principal.name == "Grace (login.example/realms/company)"
     for subject in ("2", "3"):
         twin = {"issuer": f"https://id-{subject}.example", "subject": subject, "name": "Twin"}
@@ -158,7 +158,7 @@ def test_whom_a_provider_vouches_for_has_roles_there_and_can_be_kept_out(
     create_person(company.container, "Grace", PASSWORD, Role.READER, None)
     with company.container.reading() as tx:
         grace = person_id_of(tx, signed_in.principal.name)
-        # Without the provider the one of this server is meant.
+        # A name without a provider refers to this server's own user.
         assert person_id_of(tx, "Grace") != grace
         with pytest.raises(ConflictError, match="Several people"):
             person_id_of(tx, "Twin")

@@ -1,4 +1,4 @@
-"""Pulses of two projects: each job is its own project's; metrics are those of the installation."""
+"""Pulses of two projects with jobs of the same name; metrics cover the whole installation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROJECTS = {"default": "ours", "other": "theirs"}
 
 
 def send(company: Company) -> None:
-    """Send minutes of the pulse of a job of each project, and have it read."""
+    """Send minutes of the pulse of a job in each project, and process them."""
     for project, job in PROJECTS.items():
         with company.client(company.token(Right.INGEST, project=project)) as client:
             for body in islice(bodies(slow_job()[0]), 32):
@@ -31,7 +31,7 @@ def send(company: Company) -> None:
 
 
 def pulses(company: Company) -> dict[str, int]:
-    """Return how many jobs and bodies of pulses there are."""
+    """Return the numbers of jobs and of bodies with pulses."""
     with company.container.engine.connect() as connection:
         return {
             table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608 - of this file
@@ -52,10 +52,10 @@ def test_a_token_of_another_project_sends_nothing_to_a_job(company: Company) -> 
     with company.client(company.token(Right.READ, project="other")) as client:
         answer = client.post(SENT.format("theirs"), content=body)
         assert (answer.status_code, answer.json()["code"]) == (403, "access.forbidden")
-        # Nothing of a job of the same name is there to be read, either.
+        # Nor can the notices of the other project's job be read.
         assert client.get("/api/v1/jobs/ours/pulse/notices").status_code == 404
     assert pulses(company) == before
-    # In its own project the name is another job.
+    # In the other project, the same name is another job.
     with company.client(theirs) as client:
         assert client.post(SENT.format("ours"), content=body).status_code == 202
     assert pulses(company) == {"job": before["job"] + 1, "inbox": before["inbox"] + 1}

@@ -1,4 +1,4 @@
-"""What is refused stands in the audit log, counted: it cannot be filled."""
+"""Refused requests are counted in the audit log, so that they cannot fill it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _written_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _refused(company: Company) -> list[Entry]:
-    """Write what was counted; return the lines, the most counted first."""
+    """Write the counted refusals to the log; return its entries, highest count first."""
     write_refusals(company.container)
     with company.container.reading() as tx:
         found = [entry for entry in list_entries(tx, 1000) if entry.action == "refused"]
@@ -75,7 +75,7 @@ def test_failed_sign_ins_name_only_who_is_there(company: Company) -> None:
         for name in ("ada", "ada", "hunter2-typed-into-the-wrong-field"):
             form = {"name": name, "password": "wrong"}
             assert client.post("/sign-in", data=form).status_code == 401
-        # Who is led to the sign-in was refused nothing.
+        # A redirect to the sign-in is not counted as a refusal.
         assert client.get("/plans").status_code == 303
     assert [(entry.subject, entry.count) for entry in _refused(company)] == [
         ("a sign-in as ada", 2),
@@ -105,7 +105,7 @@ def test_without_the_database_they_are_kept(company: Company) -> None:
 
 
 def test_a_server_writes_them_when_it_stops(settings: Settings) -> None:
-    """And by itself, sooner or later: see `app.access.guard`."""
+    """It also writes them at intervals: see `app.access.guard`."""
     with serving(settings) as company, company.client("plc_unknown") as client:
         client.get("/api/v1/sessions")
     with company.container.reading() as tx:

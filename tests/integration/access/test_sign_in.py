@@ -1,4 +1,4 @@
-"""People sign in with a password of ours or at a provider; a browser keeps it until it is ended."""
+"""Sign-in with a password of the server or at a provider, until sign-out."""
 
 from __future__ import annotations
 

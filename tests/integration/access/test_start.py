@@ -1,4 +1,4 @@
-"""What a server says and refuses when it starts where everybody has to sign in."""
+"""Output and refusals of a server that starts with required sign-in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def container(settings: Settings) -> Iterator[Container]:
-    """Yield a container of an installation in which no user has any right yet."""
+    """Yield a container of an installation without any user."""
     built = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     yield built
     built.close()

@@ -1,4 +1,4 @@
-"""Tokens: what opens what, until when, and what is kept of them."""
+"""Tokens: their rights, their expiry, and their storage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_unknown_token_opens_nothing(company: Company, token: str) -> None:
 
 @pytest.mark.parametrize("name", ["token", "access_token", "authorization", "api_key"])
 def test_a_token_in_an_address_opens_nothing(company: Company, name: str) -> None:
-    """Addresses stand in logs of proxies, histories of browsers and headers of referral."""
+    """Addresses appear in logs of proxies, histories of browsers and Referer headers."""
     token = company.token(ADMIN, project=None, name="in-the-address")
     with company.client() as client:
         for path in ("/api/v1/sessions", "/api/v1/events", "/api/v1/tokens", "/metrics"):
@@ -135,7 +135,7 @@ def test_a_revoked_token_opens_nothing_at_once(company: Company) -> None:
         assert client.get("/api/v1/sessions").status_code == 401
     with pytest.raises(NotFoundError):
         revoke_token(company.container, "gone")
-    # Its name is free again.
+    # The name of a revoked token can be used again.
     company.token(READ, name="gone")
 
 

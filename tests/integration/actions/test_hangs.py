@@ -1,4 +1,4 @@
-"""Events about jobs that hang: one for each incident, and no machine is taken out by it."""
+"""Events about jobs that hang: one for each incident; no machine is taken out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORLD = [(0, 1, 2, 3)]
 
 
 def hang(client: httpx.Client, job: str = "moe") -> uuid.UUID:
-    """Send the dumps of a hang; return its id."""
+    """Send the dumps of a hang; return its incident's id."""
     began_ns = time.time_ns() - 60 * 10**9
     hanging = Hanging(4, [WORLD, WORLD], host_stops={2: 1}, begin_ns=began_ns)
     dumps = {f"_dump_{rank}": pickled(dump) for rank, dump in hanging.dumps().items()}
@@ -87,7 +87,7 @@ def test_more_hangs_than_a_pass_looks_at_are_told_in_the_next_ones(
         hang(client, f"moe-{number}")
     for _ in range(3):
         acting.look()
-    # Those that wait for a person do not stand before the others.
+    # Actions that wait for a person do not delay the others.
     assert [str(one.state) for one in acting.actions()] == ["asked"] * 3
 
     set_switch(acting.container, stopped=True)

@@ -1,4 +1,4 @@
-"""Kubernetes, by a server that speaks its protocol: taint, condition and event, and back."""
+"""Actions in Kubernetes, on a server with its API: taint, condition and event, and release."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_node_is_cordoned_where_asked_and_only_ours_is_taken_back(
     for node in ("node-1", "node-2"):
         release(_config(cluster, cordon=True), replace(ORDER, node=node), means)
     assert "unschedulable" not in cluster.nodes["node-1"]["spec"]
-    # A person cordoned it before.
+    # A person had cordoned the node before, so it stays cordoned.
     assert cluster.nodes["node-2"]["spec"]["unschedulable"]
 
 

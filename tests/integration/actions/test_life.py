@@ -136,7 +136,7 @@ def test_events_are_of_their_published_schemas_and_signed(
     assert data["evidence_url"].endswith(f"/incidents/{data['incident']}/evidence")
     assert recovered.json["data"]["recommended_action"] == "return"
     assert confirmed.json["id"] != recovered.json["id"]
-    # Nor is one taken for the other.
+    # The schema of another event type does not accept the event.
     other = Draft202012Validator(schema_of(EventType.RECOVERED))
     assert list(other.iter_errors(confirmed.json))
 
@@ -180,7 +180,7 @@ def test_a_repair_that_helped_takes_it_back(acting: Acting, receiver: Receiver) 
         now = tx.now
     note_repair(acting.container, "node-7", what="replaced GPU 3", at=now - timedelta(hours=1))
     acting.work()
-    # Whether it helped is not known yet.
+    # One session after the repair does not show yet whether the repair helped.
     assert str(acting.action().state) == "done"
     acting.well(job="llm")
     acting.work()
@@ -198,7 +198,7 @@ def test_a_probe_that_clears_every_device_after_a_repair_takes_it_back(
     acting.time_passes(timedelta(hours=2))
     for number in range(4):
         note(acting, f"other-{number}", 650.0, 651.0)
-    # Before the repair it says nothing of it.
+    # A probe before the repair does not count.
     note(acting, "node-7", 650.0, 651.0)
     note_repair(acting.container, "node-7", what="replaced GPU 1")
     acting.work()
@@ -329,7 +329,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_one_action(
     killed: list[int] = []
 
     def killing(_: Got) -> Reply:
-        # It is heard and not answered when its worker dies.
+        # The worker is killed after the receiver got the event and before it answers.
         if not killed:
             first.kill()
             killed.append(1)

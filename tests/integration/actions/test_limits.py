@@ -1,4 +1,4 @@
-"""Limits of actions, attacked: what is to happen to one machine happens to one machine."""
+"""Limits of actions under attack: an action takes out one machine only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_hundred_incidents_in_a_minute_act_on_one_node(
     assert states == {"done": 1, "held": 99}
     assert acting.states()["node-0"] == ["done"]
     assert len(receiver.got) == 1
-    # All are of one pass: which of them is listed last is chance.
+    # All actions are made in one pass, in any order.
     assert acting.action_of("node-99").limits == ["action.one_an_hour"]
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_one_node_is_refused_with_a_code(
 
 def test_a_node_of_another_cluster_is_not_known_here(acting: Acting, receiver: Receiver) -> None:
     acting.events(receiver)
-    # Blamed by incidents alone: no session of the project ran there.
+    # No session of the project ran on this node; only incidents name it.
     acting.alerting.slow(job="llm", host="elsewhere-1")
     acting.work()
     action = acting.action()
@@ -142,7 +142,7 @@ def test_low_confidence_and_one_session_hold_it_until_a_person_allows_it(
     acting.work()
     assert str(acting.action().state) == "done"
     assert acting.action().ordered_by is not None
-    # What no limit would have let pass is not said to be confirmed.
+    # An action that a person allowed against a limit is not reported as confirmed.
     assert receiver.got[0].json["type"] == "dev.paceline.machine.degraded"
 
 
@@ -212,7 +212,7 @@ def test_a_person_s_return_is_respected_for_a_day(acting: Acting, receiver: Rece
     put_back(acting.container, acting.action().id)
     acting.work()
     assert str(acting.action().state) == "released"
-    # Another job blames it, more surely than before.
+    # Another job blames the node with a higher confidence.
     acting.blame(job="other", confidence=0.99)
     acting.work()
     assert acting.states() == {"node-7": ["released", "held"]}
@@ -221,7 +221,7 @@ def test_a_person_s_return_is_respected_for_a_day(acting: Acting, receiver: Rece
     acting.time_passes(timedelta(days=1, minutes=1))
     acting.blame(job="third", confidence=0.99)
     acting.work()
-    # It is one machine, whoever blames it.
+    # Both jobs blame one machine, so the second action is for the same machine.
     assert acting.states() == {"node-7": ["released", "done"]}
 
 
@@ -290,7 +290,7 @@ def test_a_policy_that_is_turned_off_meanwhile_does_nothing(
 
 
 def test_projects_share_the_ceiling_of_all_known_nodes(acting: Acting, receiver: Receiver) -> None:
-    """A node is the cluster's, whichever project has it drained."""
+    """The limit counts nodes of the cluster, drained by any project."""
     container = acting.container
     others = []
     for name in ("first", "second", "third"):
@@ -304,7 +304,8 @@ def test_projects_share_the_ceiling_of_all_known_nodes(acting: Acting, receiver:
     assert states == ["done", "held", "held"]
     assert others[1].action().limits == ["action.too_many_everywhere"]
     assert len(receiver.got) == 1
-    # A person of another project may allow it, and sees nothing of whose machine is out.
+    # A person of another project can override the limit, without seeing the other project's
+    # machine.
     allow(others[1].container, others[1].action().id)
     others[1].work()
     assert str(others[1].action().state) == "done"

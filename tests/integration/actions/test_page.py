@@ -1,4 +1,4 @@
-"""The page of actions: what it lists, its file, and who may change what."""
+"""The page of actions: its list, its CSV file, and the right to change actions."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_what_holds_an_action_and_its_command_are_on_the_page(
     acting.work()
     page = client.get("/actions").text
     assert "The host&#39;s name is not that of one node" in page
-    # No person can allow it: they may say no.
+    # No person can allow this action, only decline it.
     assert 'data-order="allow"' not in page
-    # Nor is there a command for them to copy.
+    # There is no command to copy either.
     assert 'class="cmd"' not in page
     assert acting.action().command == ""
     assert 'data-order="decline"' in page
@@ -80,12 +80,12 @@ def test_a_repair_of_a_machine_that_is_out_says_that_a_person_puts_it_back(
     assert "A repair is noted since" not in before
     note_repair(acting.container, "node-7", what="replaced GPU 3")
     acting.work()
-    # No session came since: whether it helped is not known.
+    # Without a session after the repair, it is unknown whether the repair helped.
     assert str(acting.action().state) == "done"
     assert acting.action().repaired_at is not None
     after = client.get("/actions").text
     assert "A repair is noted since" in after
-    # Whoever has the page open is shown it.
+    # Open pages are updated.
     assert version(before) != version(after)
 
 

@@ -1,4 +1,4 @@
-"""Commands that take a machine out: on every surface only of causes that a machine can have."""
+"""Commands that take a machine out are shown only for causes that blame machines."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tests.support.acting import Acting
     from tests.support.receiver import Receiver
 
-# What stands in every command, and in every order of an action.
+# Words that every command, or every action's order, contains.
 COMMANDS: Final = ("kubectl", "scontrol", "dev.paceline.machine")
 CAUSES: Final = (*KINDS, UNKNOWN)
 CHANNELS: Final = ("slack", "webhook", "discord", "teams")
 
 
 def told_by_mcp(client: httpx.Client, incident: str) -> str:
-    """Return what an assistant is told about an incident."""
+    """Return the text that an assistant gets about an incident."""
     url = str(client.base_url).rstrip("/")
 
     async def run() -> str:
@@ -64,7 +64,7 @@ def test_commands_are_on_each_surface_only_of_causes_that_a_machine_can_have(
         acting.blame(f"node-of-{cause.replace('_', '-')}", job=f"job-{cause}", cause=cause)
     acting.look()
     acting.alerting.pass_and_work()
-    # A digest holds many incidents; each of its alerts is looked at by itself.
+    # A digest contains many incidents; each of its alerts is checked separately.
     alerts = [
         json.dumps(alert)
         for got in receiver.got
@@ -98,5 +98,5 @@ def test_commands_are_on_each_surface_only_of_causes_that_a_machine_can_have(
             if {"page", "evidence", "pack", "host", "actions"} - with_commands:
                 wrong[cause] = with_commands
     assert wrong == {}
-    # What says what waits for a person says so in messages too.
+    # Actions that wait for a person are in messages too.
     assert "messages" in offered

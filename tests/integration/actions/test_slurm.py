@@ -1,4 +1,4 @@
-"""Debian's real Slurm: what is blamed is drained with the reason, and resumed after the repair."""
+"""Actions in Debian's Slurm: a blamed node is drained, and resumed after the repair."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def running() -> Iterator[Slurm]:
 
 @pytest.fixture
 def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    """Return the cluster, with no node drained, as the server's environment names it."""
+    """Return the cluster without drained nodes, after setting the server's environment."""
     monkeypatch.setenv("SLURM_CONF", str(running.conf))
     for node in slurm.NODES:
         if running.is_drained(node):
@@ -68,7 +68,7 @@ def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 @pytest.fixture
 def slurming(acting: Acting, cluster: Slurm) -> Iterator[Acting]:
-    """An installation whose operator allows Slurm."""
+    """Return an installation whose operator allows Slurm actions."""
     del cluster
     container = build(
         acting.container.settings.model_copy(update={"slurm_scontrol": Path(_scontrol())})
@@ -96,7 +96,7 @@ def test_what_is_blamed_is_drained_with_the_reason_and_resumed_after_the_repair(
     for node in slurm.NODES:
         slurming.blame(node, job=f"job-on-{node}")
     slurming.work()
-    # Both are blamed, and one is taken out.
+    # Both nodes are blamed, but a limit allows only one to be out.
     assert [cluster.is_drained(node) for node in slurm.NODES] == [True, False]
     action = slurming.action_of("node-1")
     assert str(action.state) == "done"

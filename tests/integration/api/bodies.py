@@ -1,4 +1,4 @@
-"""Bodies of a small session, whole or with one thing wrong."""
+"""Bodies with a small session, valid or with one fault."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def table() -> pa.Table:
 
 
 def parquet(**columns: Any) -> bytes:  # noqa: ANN401 - anything that becomes an Arrow column
-    """Return a Parquet body; `columns` take the place of the sample's."""
+    """Return a Parquet body; `columns` replace those of the sample."""
     sample = table()
     for name, values in columns.items():
         at = sample.schema.get_field_index(name)
@@ -67,7 +67,7 @@ def changed(column: str, row: int, value: object) -> bytes:
 
 
 def published(start: Floats, duration: Floats, chosen: NDArray[np.intp] | None = None) -> bytes:
-    """Return a Parquet body in the columns of the published traces, of all rows or the chosen."""
+    """Return a Parquet body in the published columns, of all rows or the chosen ones."""
     sample, rows = trace(), table()
     whole = pa.table(
         {

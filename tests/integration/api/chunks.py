@@ -1,4 +1,4 @@
-"""Pieces of a session and how they are sent."""
+"""Chunks of a session, and functions to send them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def put(
     session: int = 1,
     **params: Any,  # noqa: ANN401 - query parameters
 ) -> httpx.Response:
-    """Send a chunk; without a body that of this producer's rank."""
+    """Send a chunk; by default with the operations of this producer's rank."""
     content = rank_body(int(producer)) if body is None else body
     return installation.client.put(
         url(session, producer, number), content=content, params=bodies.SIZES | params
@@ -60,7 +60,7 @@ def rank_body(rank: int) -> bytes:
 
 
 def by_rank_and_flush(trace: Trace, flushes: int = 3) -> list[tuple[str, int, Trace]]:
-    """Cut a trace into chunks of ranks, each in flushes by time, which split steps."""
+    """Divide a trace into chunks by rank and time, which divides steps too."""
     pieces = []
     for rank in np.unique(trace.rank).tolist():
         rows = np.flatnonzero(trace.rank == rank)
@@ -76,12 +76,12 @@ def parquet_pieces(trace: Trace) -> Pieces:
 
 
 def ndjson_pieces(trace: Trace) -> Pieces:
-    """Return chunks of NDJSON."""
+    """Return chunks in NDJSON."""
     return [(name, number, to_ndjson_gz(part)) for name, number, part in by_rank_and_flush(trace)]
 
 
 def send(installation: Installation, pieces: Pieces, session: int, seed: int, **params: Any) -> str:  # noqa: ANN401 - query parameters
-    """Send chunks in a shuffled order, seal and return the session's id."""
+    """Send chunks in random order, seal the session and return its id."""
     for place in np.random.default_rng(seed).permutation(len(pieces)).tolist():
         producer, number, body = pieces[place]
         answer = put(installation, producer, number, body, session=session, **params)
@@ -93,7 +93,7 @@ def send(installation: Installation, pieces: Pieces, session: int, seed: int, **
 
 
 def report(installation: Installation, session: str) -> tuple[str, dict[str, Any]]:
-    """Return a report as text without what is the session's own, and its coverage of chunks."""
+    """Return a report as text without the ids of its session, and its coverage of chunks."""
     answer = installation.client.get(f"/api/v1/sessions/{session}/report")
     assert answer.status_code == 200, answer.text
     document = answer.json()
@@ -103,7 +103,7 @@ def report(installation: Installation, session: str) -> tuple[str, dict[str, Any
 
 
 def detail(installation: Installation, answer: httpx.Response) -> dict[str, Any]:
-    """Return what the API says of the session that an answer is about."""
+    """Return the API's document of the session in an answer."""
     found = installation.client.get(f"/api/v1/sessions/{answer.json()['session']}")
     assert found.status_code == 200
     document: dict[str, Any] = found.json()

@@ -1,4 +1,4 @@
-"""A real server on a free port, and what a test needs to send to it and to look behind it."""
+"""A server on a free port, with functions to send to it and to inspect its data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Installation:
         return self.client.post(f"/api/v1/jobs/{job}/sessions", content=body, **options)
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the value of a metric now."""
+        """Return the current value of a metric."""
         wanted = name
         if labels:
             inner = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
@@ -55,7 +55,7 @@ class Installation:
         raise AssertionError(f"there is no metric {wanted}")
 
     def rows(self) -> dict[str, int]:
-        """Return how many rows each table has."""
+        """Return the number of rows of each table."""
         with self.container.engine.connect() as connection:
             return {
                 table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608 - names of this module
@@ -63,23 +63,23 @@ class Installation:
             }
 
     def absorb_all(self) -> None:
-        """Decode what is in the inbox, as a worker would."""
+        """Decode all chunks in the inbox, in place of a worker."""
         while absorb(self.container):
             pass
 
     def look_again(self) -> None:
-        """Wait until the server looks anew at what waits."""
+        """Wait until the server reads the state of the inbox again."""
         time.sleep(LOOK_EVERY_S)
 
     def analyze_all(self) -> None:
-        """Do in this process what a worker would do."""
+        """Run all queued analyses in this process, in place of a worker."""
         self.absorb_all()
         keeper = LeaseKeeper(self.container)
         for run_id in self.queued():
             assert execute(self.container, keeper, run_id)
 
     def queued(self) -> list[uuid.UUID]:
-        """Return the task runs that wait for a worker."""
+        """Return the queued task runs."""
         with self.container.engine.connect() as connection:
             runs = connection.execute(
                 text("SELECT id FROM task_run WHERE state = 'queued' ORDER BY created_at")
@@ -92,7 +92,7 @@ Install = Callable[..., AbstractContextManager[Installation]]
 
 @contextlib.contextmanager
 def serving(settings: Settings, **changes: object) -> Iterator[Installation]:
-    """Serve with changed settings, and stop at the end."""
+    """Serve with changed settings, until the end of the context."""
     container = build(settings.model_copy(update=changes))
     try:
         with served(container) as url, client_of(url) as client:
@@ -113,7 +113,7 @@ def install(settings: Settings) -> Install:
 
 @pytest.fixture
 def installation(settings: Settings) -> Iterator[Installation]:
-    """Yield a running server with the settings as they come."""
+    """Yield a running server with default settings."""
     with serving(settings) as installed:
         yield installed
 

@@ -1,4 +1,4 @@
-"""Jobs as the API lists them."""
+"""The list of jobs of the API."""
 
 from __future__ import annotations
 

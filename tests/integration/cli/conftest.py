@@ -11,6 +11,6 @@ from tests.support.served import client_of
 
 @pytest.fixture(scope="session")
 def told() -> Iterator[httpx.Client]:
-    """Yield a client of a demo whose history is there whole."""
+    """Yield a client of a demo with its whole history."""
     with told_demo() as url, client_of(url) as client:
         yield client

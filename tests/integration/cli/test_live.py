@@ -1,4 +1,4 @@
-"""The demo's live job: slow, noticed, recorded when asked, confirmed, well again, resolved."""
+"""The demo's live job: slow, noticed, recorded on request, confirmed, recovered, resolved."""
 
 from __future__ import annotations
 

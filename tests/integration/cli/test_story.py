@@ -1,4 +1,4 @@
-"""What the demo tells, as its pages and its API say it."""
+"""The demo's story on its pages and in its API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.nightly import by_night
 if TYPE_CHECKING:
     import httpx
 
-# By day its pages are walked over (tests/e2e/test_demo.py).
+# By day, tests/e2e/test_demo.py walks over the demo's pages.
 pytestmark = [pytest.mark.slow, by_night]
 
 WEEK = timedelta(days=7)
@@ -70,7 +70,7 @@ def test_counts_of_fleet_hosts_and_report_agree(told: httpx.Client) -> None:
     assert number(measured[1]) <= len(hosts)
     report = told.get("/api/v1/fleet/report").json()
     assert report["coverage"]["jobs"] == len(runs())
-    # A cluster cannot give more GPU-hours than it has.
+    # The fleet uses no more GPU-hours than its cluster has.
     assert 0 < report["costs"]["used_gpu_hours"] <= gpus * WEEK.total_seconds() / 3600
     before, now = report["trend"][-2:]
     assert before["used_gpu_hours"] > 0

@@ -1,4 +1,4 @@
-"""A small job that attaches as its first word says; see test_attempts.py."""
+"""A small job that attaches in the way that its first argument names; see test_attempts.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Trainer:
         for _ in range(steps):
             for _ in range(2):
                 self.model(torch.ones(4, WIDTH)).square().mean().backward()
-                # Long enough for the clock of a busy machine.
+                # Long enough for the clock's resolution on a busy machine.
                 time.sleep(0.02)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -56,7 +56,7 @@ class Trainer:
 
 
 def after() -> None:
-    """Attach again when the first monitor is closed."""
+    """Attach again after the first monitor is closed."""
     trainer = Trainer()
     for _ in range(2):
         monitor = trainer.attach()
@@ -72,7 +72,7 @@ def together() -> None:
 
 
 def torchrun() -> None:
-    """Fail in step 16, once; the next start continues at the checkpoint of step 2."""
+    """Fail once, in step 16; the next start continues from the checkpoint of step 2."""
     vars(sessions)["_CHUNK_EVERY_S"] = 0.1
     dist.init_process_group("gloo")
     trainer = Trainer()
@@ -91,19 +91,19 @@ CELLS = (
     "trainer = Trainer()",
     "monitor = trainer.attach()",
     "trainer.train(8, monitor)",
-    # The same cells again.
+    # The same cells, run again.
     "monitor = trainer.attach()",
     "trainer.train(9, monitor)",
 )
 
 
 def notebook() -> None:
-    """Run cells, the last ones for a second time, in a kernel that does not end by itself."""
+    """Run notebook cells, the last ones twice, in a kernel that does not end by itself."""
     vars(sessions)["_CHUNK_EVERY_S"] = 0.1
     kernel = code.InteractiveInterpreter(globals())
     for cell in CELLS:
         kernel.runcode(compile(cell, "<cell>", "exec"))
-    # The recorder's threads go on while the kernel waits for the next cell.
+    # The recorder's threads continue while the kernel waits for the next cell.
     spool = Path(os.environ["PACELINE_SPOOL"])
     while list(spool.glob("*.share")):
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Small jobs of PyTorch in processes of their own, and a real server for them."""
+"""Small jobs of PyTorch in separate processes, and a server for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.real_jobs.launching import missing, torch_python
 
 __all__ = ["install", "installation"]
 
-# No server is there.
+# An address without a server.
 NOWHERE: Final = "http://127.0.0.1:9"
 _ROOT: Final = Path(__file__).parents[3]
 _TRAINING: Final = Path(__file__).with_name("training.py")
@@ -34,7 +34,7 @@ _TRAINING: Final = Path(__file__).with_name("training.py")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a job left behind."""
+    """The results of a job."""
 
     directory: Path
     code: int
@@ -45,12 +45,12 @@ class Trained:
         return Spool(self.directory / "spool")
 
     def told(self, name: str = "rank-0") -> dict[str, Any]:
-        """Return what a rank wrote at its end."""
+        """Return the document that a rank wrote at its end."""
         document: dict[str, Any] = json.loads((self.directory / f"{name}.json").read_text())
         return document
 
     def shares(self) -> dict[str, tuple[Address, list[dict[str, Any]]]]:
-        """Return the lines of what waits in the spool, by producer."""
+        """Return the lines of the spooled chunks, by producer."""
         found = {}
         for path in self.spool.waiting():
             with self.spool.claimed(path) as claimed:
@@ -66,7 +66,7 @@ Train = Callable[..., Trained]
 
 
 def environment() -> dict[str, str]:
-    """Return what processes of a job get."""
+    """Return the environment of a job's processes."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client" / "src"))),
         "OMP_NUM_THREADS": "1",
@@ -76,19 +76,19 @@ def environment() -> dict[str, str]:
 
 
 class Jobs:
-    """A process that has imported PyTorch, and forks each job that is asked for."""
+    """A process that has imported PyTorch, and forks each requested job."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def start(self, directory: Path, *words: str) -> None:
-        """Begin a job; its words are options of `training.py`."""
+        """Start a job; `words` are options of `training.py`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([str(directory), *words]) + "\n")
         self._process.stdin.flush()
 
     def wait(self, directory: Path) -> Trained:
-        """Return what the job left behind; none of its processes outlives its own limit."""
+        """Return the results of the job, whose processes have a time limit of their own."""
         assert self._process.stdout is not None
         code = int(self._process.stdout.readline())
         return Trained(directory, code, (directory / "log").read_text())
@@ -96,7 +96,7 @@ class Jobs:
 
 @pytest.fixture(scope="session")
 def jobs() -> Iterator[Jobs]:
-    """Yield what runs jobs, one at a time."""
+    """Yield a process that runs jobs, one at a time."""
     reason = missing(Framework.TORCH)
     if reason is not None:
         skip_or_fail(reason)
@@ -118,7 +118,7 @@ def jobs() -> Iterator[Jobs]:
 
 @pytest.fixture
 def train(jobs: Jobs, tmp_path: Path) -> Train:
-    """Return what runs a job to its end."""
+    """Return a function that runs a job to its end."""
 
     def train(*words: str) -> Trained:
         jobs.start(tmp_path / "job", *words)
@@ -128,7 +128,7 @@ def train(jobs: Jobs, tmp_path: Path) -> Train:
 
 
 def fall_silent(installation: Installation, seconds: float = 121.0) -> int:
-    """Let time pass, and return how many sessions that seals."""
+    """Move the time of the last chunk back, and return the number of sessions that are sealed."""
     installation.absorb_all()
     with installation.container.uow() as tx:
         tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=seconds)))

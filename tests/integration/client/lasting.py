@@ -1,4 +1,4 @@
-"""A data-parallel job that trains until it is told to stop, one of whose ranks may be slow."""
+"""A data-parallel job that trains until it is stopped, one of whose ranks can be slowed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 WIDTH = 16
 BATCH = 8
-# Files of the job's directory: the rank is slow as long as the first is there, and the second holds
-# the number of the last step.
+# Files in the job's directory: the rank is slow while the first exists; the second contains the
+# number of the last step.
 SLOW: Final = "slow"
 LAST: Final = "last"
 
 
 class Lasting:
-    """Trains a small model; what takes long in forward and backward are pauses, as with a device.
+    """Trains a small model whose forward and backward passes are mostly pauses.
 
-    So ranks take as long as they are to on two processors that others use as well.
+    With pauses, a rank's duration does not depend on other programs on two shared processors.
 
     Parameters
     ----------
     directory : Path
-        By its name the job is called.
+        Its name is the name of the job.
     pause_s : float
-        Of a step, a third of it in the forward.
+        Pause of a step in seconds, a third of it in the forward pass.
     """
 
     def __init__(self, directory: Path, pause_s: float) -> None:
@@ -51,7 +51,7 @@ class Lasting:
         time.sleep(share * (self._pause_s + self._slow_s * is_slow))
 
     def slow_down(self, seconds: float) -> None:
-        """Have steps of this rank take longer, as long as it is to be slow."""
+        """Make the steps of this rank take longer while it is to be slow."""
         self._slow_s = seconds
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
@@ -66,7 +66,7 @@ class Lasting:
         return float(loss.item())
 
     def is_last(self, number: int) -> bool:
-        """Return whether the job ends with this step, which all ranks reach."""
+        """Return whether this is the job's last step, which all ranks reach."""
         try:
             return number >= int(self._last.read_text())
         except (FileNotFoundError, ValueError):

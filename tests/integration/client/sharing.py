@@ -1,6 +1,6 @@
 """Jobs whose ranks share experts, or sequences, by collectives of `torch.distributed`.
 
-What takes long is a sleep: the processor is shared by all ranks.
+Computations are sleeps, because all ranks share the processor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import paceline_client.torch as paceline
 WIDTH = 8
 TOKENS = 24
 LAYERS = 2
-# Of the rank whose experts are sent most, or which is late.
+# The rank whose experts get the most tokens, or which is late.
 SLOW = 1
 EXPERT_S = 0.0004
 LATE_S = 0.03
 
 
 class _Slept(torch.autograd.Function):  # type: ignore[misc]
-    """Takes as long forward as backward."""
+    """A layer that sleeps as long in the forward as in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:  # noqa: ANN401
@@ -42,7 +42,7 @@ class _Slept(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Exchanged(torch.autograd.Function):  # type: ignore[misc]
-    """An all-to-all as Megatron-Core makes them: its backward is the one the other way."""
+    """An all-to-all as in Megatron-Core: its backward pass is the reverse all-to-all."""
 
     @staticmethod
     def forward(
@@ -70,7 +70,7 @@ class _Exchanged(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """Everybody's part of a sequence; backward everybody's part of its gradient."""
+    """Gathers the parts of a sequence of all ranks; the backward pass scatters the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # noqa: ANN401
@@ -93,12 +93,12 @@ class _ExpertLayer(nn.Module):  # type: ignore[misc]
         self.expert = nn.Linear(WIDTH, WIDTH)
         self.group = group
         ranks = group.size()
-        # Half of everybody's tokens go to one rank.
+        # Half of the tokens of all ranks go to one rank.
         share = [TOKENS // 2 if r == SLOW else TOKENS // 2 // (ranks - 1) for r in range(ranks)]
         self.sent, self.received = share, [share[rank]] * ranks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Counts and probabilities travel too; they are no operations.
+        # All-to-alls of counts and probabilities, which must not be recorded as operations.
         counts = torch.tensor(self.sent)
         dist.all_to_all_single(torch.empty_like(counts), counts, group=self.group)
         there = _Exchanged.apply(x, self.received, self.sent, self.group)
@@ -127,7 +127,8 @@ class _Job:
     def step(self, number: int) -> float:
         generator = torch.Generator().manual_seed(100 * number + self.rank)
         x = torch.randn(TOKENS, WIDTH, generator=generator)
-        # As what an embedding gives: the first layer has a whole backward, too.
+        # The input needs gradients, as an embedding's output does, so that the first layer has a
+        # whole backward pass.
         loss = self.model(x.requires_grad_()).square().mean()
         loss.backward()
         self.optimizer.step()
@@ -148,7 +149,7 @@ class Experts(_Job):
 
 
 class _MegatronLayer(nn.Module):  # type: ignore[misc]
-    """Exchanges as Megatron-Core's dispatcher does: tokens and their probabilities, then tokens."""
+    """A layer with the exchanges of Megatron-Core's dispatcher, among them probabilities."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -164,12 +165,12 @@ class _MegatronLayer(nn.Module):  # type: ignore[misc]
 
 
 class MegatronExperts(_Job):
-    """Data-parallel ranks of Megatron-Core, pairs of which share the experts of each layer."""
+    """Data-parallel ranks of Megatron-Core, in pairs that share the experts of each layer."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         del ranks
         with warnings.catch_warnings():
-            # It tells what else it would like to have.
+            # Importing Megatron-Core warns about missing optional packages.
             warnings.simplefilter("ignore")
             from megatron.core import parallel_state  # noqa: PLC0415 - slow to import
             from megatron.core.model_parallel_config import (  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Attaching again: each time is an attempt of its own, whose sessions arrive and are judged."""
+"""Repeated attachments: each one is an attempt, whose sessions arrive and are analyzed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.nightly import every_night
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
 
-# How launchers name a run, each with its number of restarts.
+# Variables in which launchers give the name of a run and its number of restarts.
 _NAMED: Final = {
     "PACELINE_RUN_ID": "PACELINE_RESTART",
     "SLURM_JOB_ID": "SLURM_RESTART_COUNT",
@@ -51,7 +51,8 @@ def start(
         env=environment()
         | {"PACELINE_SPOOL": str(tmp_path / "spool"), "URL": installation.url}
         | {"TMPDIR": str(tmp_path)}
-        # Else gloo may try the addresses of the last start, which the shared store still has.
+        # Otherwise gloo may try the addresses of the last start, which the shared store still
+        # contains.
         | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         | named,
         stdout=subprocess.PIPE,
@@ -61,7 +62,7 @@ def start(
 
 
 def judged(installation: Installation) -> list[tuple[int, int]]:
-    """Analyze all sessions, which must be judged; return attempt and number of each."""
+    """Analyze all sessions and check their verdicts; return attempt and number of each."""
     installation.analyze_all()
     sessions = installation.client.get("/api/v1/sessions").json()["sessions"]
     assert {one["state"] for one in sessions} <= _JUDGED, [one["reason"] for one in sessions]
@@ -72,7 +73,7 @@ def judged(installation: Installation) -> list[tuple[int, int]]:
 def test_a_process_that_attaches_again_and_again_has_an_attempt_each_time(
     installation: Installation, tmp_path: Path, launcher: str
 ) -> None:
-    """One after the other, two at the same time, and a script that runs a second time."""
+    """Attachments one after the other, two at the same time, and a script that runs twice."""
     named = {launcher: "run", _NAMED[launcher]: "0"}
     run(installation, tmp_path, "after", **named)
     assert judged(installation) == [(1, 3), (2, 3)]
@@ -84,10 +85,10 @@ def test_a_process_that_attaches_again_and_again_has_an_attempt_each_time(
 def test_a_restart_that_goes_back_to_a_checkpoint_is_an_attempt_of_its_own(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """Two ranks of torchrun; one fails in the middle of a window, and the other is ended."""
+    """One of torchrun's two ranks fails in the middle of a window, and the other one is ended."""
     run(installation, tmp_path, "torchrun")
     fall_silent(installation)
-    # The window from step 4 on was recorded twice.
+    # The window from step 4 on was recorded by both attempts.
     assert judged(installation) == [(1, 5), (2, 5)]
 
 

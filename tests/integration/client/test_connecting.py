@@ -1,6 +1,6 @@
-"""The lines that `paceline connect` prints, run in a small job of their framework.
+"""The code that `paceline connect` prints, run in a small job of each framework.
 
-Those of Megatron-Core run in the examples and the real jobs.
+The code for Megatron-Core runs in the examples and the real jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.nightly import every_night
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Until the first periodic window has ended: a second and some steps, and the window's 50.
+# Enough steps for the first periodic window to end: a second, some steps, and the window's 50.
 _STEPS: Final = 220
 _BEGIN: Final = f"""
 import os, sys, time
@@ -51,7 +51,7 @@ _UPDATE: Final = "optimizer.step()\noptimizer.zero_grad()\n"
 
 
 def loop(before: str, lines: str, step: str) -> str:
-    """Return a script with the lines before their ellipsis before its loop, and the rest in it."""
+    """Return a script with the printed lines around and in its training loop."""
     attach, _, rest = lines.partition("...\n")
     inside = step + rest.replace("...\n", "")
     return (
@@ -79,7 +79,7 @@ def by_hand(lines: str) -> str:
         "        dist.all_reduce(parameter.grad)\n"
     )
     optimizer = _OPTIMIZER.replace("model", "whole")
-    # The operations of the lines take the place of the loop's own; it updates before it.
+    # The printed operations replace those of the loop, whose optimizer step comes first.
     attach, _, rest = lines.partition("...\n")
     operations, _, end = rest.partition("...\n")
     return loop(_BEGIN + names + optimizer, f"{attach}...\n{operations}{_UPDATE}{end}", "mb = 0\n")
@@ -186,7 +186,7 @@ engine, *_ = deepspeed.initialize(
     },
 )
 """
-    # The lines have the step of the engine.
+    # The printed lines contain the step of the engine.
     step = "engine.backward(engine(x).square().mean())\n"
     return loop(_BEGIN + initialize, lines, step)
 
@@ -203,7 +203,7 @@ _SCRIPTS: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
-# By day a module that is wrapped and a loop by hand; trainers take half a minute each to load.
+# By day a wrapped module and a hand-written loop; trainers take half a minute each to import.
 _BY_DAY: Final = ("ddp", "loop")
 _BY_NIGHT: Final = tuple(_SCRIPTS.keys() - set(_BY_DAY))
 
@@ -238,7 +238,7 @@ def test_the_lines_record_forwards_backwards_and_optimizers(name: str, tmp_path:
 
 
 def chunks(spool: Spool) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Return the number and the operations of each chunk in the spool."""
+    """Return the number and the operation count of each spooled chunk."""
     found = []
     for path in spool.waiting():
         with spool.claimed(path) as claimed:

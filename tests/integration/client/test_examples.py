@@ -1,6 +1,6 @@
-"""The examples, as people run them: Paceline names the rank that was slowed.
+"""The examples, run as by users: Paceline names the rank that was slowed.
 
-They run every night; with nothing but the client's spool most of them run in CI, too
+They run every night; most of them also run in CI, with the client's spool only
 (tests/real_jobs/test_tutorials.py).
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 SCRIPTS: Final = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "common")
-# A sleeping process is woken up late where others compute: longer sleeps keep the ratio.
+# On a busy machine a sleeping process wakes up late: longer sleeps keep the ratio.
 PACE: Final = ("--pace", "2")
-# In addition to PyTorch.
+# Required packages in addition to PyTorch.
 NEEDS: Final = {
     "megatron_core": "megatron",
     "lightning_ddp": "pytorch_lightning",
@@ -33,7 +33,7 @@ NEEDS: Final = {
     "hugging_face": "transformers",
     "deepspeed_zero": "deepspeed",
 }
-# Where it is, as (DP rank, stage): rank 1 is a stage of its own where there are only those.
+# The place of the slow rank 1 as (DP rank, stage), if it is not (1, 0).
 SLOW: Final = {"pipeline_1f1b": [0, 1]}
 LIMIT_S: Final = 240
 

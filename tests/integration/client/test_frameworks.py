@@ -1,4 +1,4 @@
-"""The pulse of each framework: the examples, as people run them, and the rows that they send."""
+"""The pulse of each framework: the rows that the examples send, run as by users."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["receiver"]
 
 RANKS: Final = 4
 STEPS: Final = 6
-# Of the example's own: what comes before its session, and that.
+# All steps of an example: those before its session, and the session.
 ALL_STEPS: Final = 10 + STEPS
 LOST: Final = 3
 SLOW: Final = 1
@@ -39,7 +39,7 @@ FACTOR: Final = 1.8
 class Kind:
     """An example, the places of its ranks as (DP rank, stage), and whether it has a loader.
 
-    `tokens` are those of a step of a replica, where the framework tells them.
+    `tokens` is the number of a replica's tokens in a step, for frameworks that provide it.
     """
 
     script: str
@@ -54,13 +54,13 @@ KINDS: Final = (
     Kind("hand_written", STAGES),
     Kind("lightning_ddp", REPLICAS, loads=True),
     Kind("accelerate_ddp", REPLICAS),
-    # Eight microbatches of one sequence of four tokens.
+    # 32 tokens: eight microbatches of one sequence of four tokens.
     Kind("megatron_core", STAGES, tokens=32),
 )
 
 
 def rows_of(receiver: Receiver) -> Pulses:
-    """Return the rows that came, without beats."""
+    """Return the received rows, without beats."""
     parts = []
     for request in receiver.pulses:
         sent = read_pulse(request.body, 1)
@@ -102,7 +102,7 @@ def test_rows_say_what_each_rank_of_a_framework_did_itself(
     of_rank = [rows.take(rows.rank == rank) for rank in range(RANKS)]
     for own, place in zip(of_rank, kind.places, strict=True):
         steps = sorted(own.step.tolist())
-        # Processes of multiprocessing end without the handlers that send the rest.
+        # Processes of multiprocessing skip exit handlers, so the last rows are not sent.
         assert steps == list(range(len(steps)))
         assert len(steps) >= ALL_STEPS - LOST
         assert set(own.tokens.tolist()) == {kind.tokens}
@@ -113,7 +113,7 @@ def test_rows_say_what_each_rank_of_a_framework_did_itself(
         name: [float(np.median(getattr(own, name))) for own in of_rank]
         for name in ("step_ns", "compute_ns", "wait_ns", "data_ns", "optimizer_ns")
     }
-    # The slow rank computes longer, and those that wait for it do not: all steps take as long.
+    # Steps are equally long on all ranks, but only the slow rank computes longer.
     computing = usual["compute_ns"]
     peers = [rank for rank in range(RANKS) if rank != SLOW]
     of_peers = [computing[rank] for rank in peers]

@@ -1,4 +1,4 @@
-"""A rank is killed while a window is recorded: its steps so far are judged, and it is named."""
+"""A rank is killed while a window is recorded: its complete steps count, and it is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.platform.settings import Settings
     from tests.integration.api.conftest import Installation
 
-# The window goes from step 2 to 21; the last rank is killed in step 14.
+# The window has steps 2 to 21; the last rank is killed in step 14.
 _WINDOW: Final = ("--record", "2:20", "--steps", "24", "--pause-s", "0.1")
 _KILLED: Final = (*_WINDOW, "--fault", "kill", "--fault-at", "14", "--chunk-every-s", "0.2")
 
@@ -40,7 +40,7 @@ def the_session(installation: Installation) -> dict[str, Any]:
 
 
 def operations_of(installation: Installation, producer: str) -> int:
-    """Return how many operations of a producer are there; none before its session is."""
+    """Return the number of a producer's received operations; 0 before its session exists."""
     installation.absorb_all()
     sessions = installation.client.get("/api/v1/sessions").json()["sessions"]
     if not sessions:
@@ -66,10 +66,10 @@ def test_a_rank_that_is_killed_costs_its_own_last_steps_and_is_named(
     report = installation.client.get(address).json()
     (early,) = report["coverage"]["chunks"]["ended_early"]
     assert early["producer"] == "rank-1"
-    # What it had sent, a chunk every 0.2 s of steps of 0.1 s, but not all.
+    # The rank sent a chunk every 0.2 s, of steps of 0.1 s, so the last steps are missing.
     last = early["last_step"]
     assert 8 <= last <= 14
-    # Of the last one its end may be missing.
+    # The last sent step may be incomplete.
     steps = report["steps"]
     assert steps["analyzed"] in (list(range(2, last + 1)), list(range(2, last))), steps
     assert report["coverage"]["chunks"]["sealed_by"] == "silence"
@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_costs_its_own_last_steps_and_is_named(
     assert f"rank-1 after step {early['last_step']}" in page
 
 
-# Records steps until it is killed.
+# A program that records steps until it is killed.
 _RECORDER: Final = """
 import sys, time
 from paceline_client import Recorder, Share, Spool
@@ -117,7 +117,7 @@ def test_what_a_killed_process_has_sent_by_itself_is_judged_with_the_others(
     assert first.stdout is not None
     with first:
         assert first.stdout.readline() == "recorded\n"
-        # All but the last step, which none has ended. (The spool is empty between chunks, too.)
+        # All steps but the last, which has not ended. (The spool is empty between chunks as well.)
         wait_for(lambda: operations_of(installation, "host-1") == 9 * 4, "delivery of the chunks")
         os.kill(first.pid, signal.SIGKILL)
     with start(installation.url, 0, 12) as second:
@@ -150,7 +150,7 @@ def test_what_is_missing_of_a_producer_that_was_killed_is_told_with_its_name(
         if rank == 0:
             recorder.finish()
             assert recorder.wait(60) is not None
-    # The other one never finishes: its last step is incomplete.
+    # The other producer does not finish, so its last step is incomplete.
     wait_for(
         lambda: the_session(installation)["intake"]["chunks"] == 2, "chunk of the killed producer"
     )
@@ -177,7 +177,7 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def server(settings: Settings, port: int) -> Iterator[subprocess.Popen[str]]:
-    """Serve in a process of its own, which is killed at the end."""
+    """Serve in a separate process, which is killed at the end."""
     environment = os.environ | {
         "PACELINE_DATABASE_URL": str(settings.database_url),
         "PACELINE_DATA_DIR": str(settings.data_dir),

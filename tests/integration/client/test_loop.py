@@ -1,12 +1,12 @@
-"""A rank of a real training gets slow while it runs: noticed, recorded, explained, over.
+"""A rank of a real training becomes slow while it runs: noticed, recorded, explained, resolved.
 
-Nothing here is fed by hand: ranks of PyTorch send their pulse by the client's public functions, are
-asked for a session and record it, and processes of an installation do the rest. Seconds from the
-slowing down to each of it are printed; the last ones are from when the rank is well again.
+No data are synthetic: ranks of PyTorch send their pulse through the client's public functions and
+record the requested session, and processes of an installation do the rest. The test prints the
+seconds from the slowdown to each event, and from the recovery to the last ones.
 
-On processors that others use as well a rank may truly compute longer for a while. What was noticed
-before the slowing down, and of other ranks, is printed and fails nothing; it is why notices are
-looked up by rank and step, and why this job has a larger budget for sessions than others.
+On shared processors, a rank may really compute longer for a while. Notices before the slowdown, and
+of other ranks, are therefore printed and fail nothing. For the same reason, notices are looked up
+by rank and step, and this job has a larger budget for sessions than others.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ pytestmark = pytest.mark.slow
 
 RANKS: Final = 4
 SLOW_RANK: Final = 2
-# Until what is usual is known, on whatever processor.
+# Number of steps after which the detection knows the usual durations, on any processor.
 KNOWN_STEPS: Final = 150
 LIMIT_S: Final = 120.0
 TIMES: Final = 10
-# A notice of another rank costs the one that is looked for no session.
+# No limit, so that a notice of another rank does not use up the session of the slow rank.
 BUDGET: Final = {"PACELINE_PULSE_RECORD_SHARE": "1", "PACELINE_PULSE_RECORD_INTERVAL_S": "0"}
 
 
 @dataclass(frozen=True)
 class Slowing:
-    """A step's pause, and how much longer that of the slow rank is, seconds."""
+    """The pause of a step, and the additional pause of the slow rank, in seconds."""
 
     pause_s: float
     more_s: float
 
 
-# Whatever else a step does takes some milliseconds.
+# A step takes some milliseconds in addition to its pause.
 BY_HALF: Final = Slowing(0.05, 0.03)
 BY_A_FIFTH: Final = Slowing(0.026, 0.0052)
 
@@ -74,13 +74,13 @@ def url(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
 
 @pytest.fixture
 def urls(container: Container, redis_server: RedisServer) -> tuple[str, str]:
-    """Return those of a database and a broker."""
+    """Return the URLs of a database and a broker."""
     return str(container.settings.database_url), redis_server.url
 
 
 @dataclass
 class Watching:
-    """Looks at a job that trains, and remembers what was seen when."""
+    """Polls the API about a training job, and stores the time of each event."""
 
     client: httpx.Client
     directory: Path
@@ -89,7 +89,7 @@ class Watching:
     seen: dict[str, float] = field(default_factory=dict)
 
     def get(self, path: str, what: str, **query: str) -> list[dict[str, Any]]:
-        """Return a list of the interface."""
+        """Return a list of the API."""
         found: list[dict[str, Any]] = self.client.get(f"/api/v1/{path}", params=query).json()[what]
         return found
 
@@ -99,7 +99,7 @@ class Watching:
         return self.directory.name
 
     def step(self) -> int:
-        """Return the step that rank 0 has ended."""
+        """Return the last step that rank 0 has completed."""
         while True:
             try:
                 return int((self.directory / "at-0").read_text())
@@ -109,36 +109,36 @@ class Watching:
                 time.sleep(0.001)  # it is being written
 
     def slow(self) -> None:
-        """Have the rank be slow from now on."""
+        """Slow the rank down from now on."""
         self.began = self.step()
         (self.directory / SLOW).touch()
         self.since_s = time.monotonic()
 
     def well(self) -> None:
-        """Have it be as before."""
+        """Let the rank run at its usual speed again."""
         (self.directory / SLOW).unlink()
         self.since_s = time.monotonic()
 
     def notices(self) -> list[dict[str, Any]]:
-        """Return what was noticed of the slow rank alone, since it is."""
+        """Return the notices of the slow rank alone since its slowdown."""
         found = self.get(f"jobs/{self.job}/pulse/notices", "notices")
         return [one for one in found if self.is_right(one)]
 
     def is_right(self, notice: dict[str, Any]) -> bool:
-        """Return whether a notice names the rank, and came after that was slow."""
+        """Return whether a notice names the slow rank, after its slowdown."""
         return bool(notice["ranks"] == [SLOW_RANK] and notice["noticed_step"] >= self.began)
 
     def requests(self) -> list[dict[str, Any]]:
-        """Return the sessions that the job was asked for because of it."""
+        """Return the sessions that were requested because of the slow rank."""
         found = self.get(f"jobs/{self.job}/recordings", "requests")
         return [one for one in found if one["handed"] and f"ank {SLOW_RANK} " in one["reason"]]
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Return the sessions that came."""
+        """Return the received sessions."""
         return self.get("sessions", "sessions", job=self.job)
 
     def incidents(self, *states: str) -> list[dict[str, Any]]:
-        """Return the incidents in these states that are about it."""
+        """Return the incidents in these states that name the slow rank."""
         return [
             one
             for one in self.get("incidents", "incidents")
@@ -149,13 +149,13 @@ class Watching:
         ]
 
     def wait(self, what: str, look: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
-        """Return what is seen first, and remember how long it took."""
+        """Wait for the first result of `look`, and store the time that it took."""
         found = wait_for(look, what, limit_s=LIMIT_S)
         self.seen[what] = time.monotonic() - self.since_s
         return found[0]
 
     def told(self) -> str:
-        """Return the seconds, and what else was noticed."""
+        """Return a text with the seconds of each event, and with the other notices."""
         words = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seen.items())
         others = [
             f"{one['kind']} of {one['ranks'] or 'no rank'} at step {one['noticed_step']}"
@@ -168,7 +168,7 @@ class Watching:
 
 @contextlib.contextmanager
 def training(jobs: Jobs, directory: Path, url: str, slowing: Slowing) -> Iterator[Watching]:
-    """Have a job train until the end, and look at it once it is known what is usual."""
+    """Run a job while the context lasts, and yield once the usual durations are known."""
     jobs.start(
         directory,
         *("--kind", "lasting", "--ranks", str(RANKS), "--steps", "1000000", "--no-session"),
@@ -209,8 +209,7 @@ def test_a_rank_of_a_training_gets_slow_and_well_again(
     assert (fired["cause"], fired["id"]) == ("slow_rank", over["id"])
     facts = fired["facts"]
     assert facts["causes"][0]["gpus"][0]["rank"] == SLOW_RANK
-    # On a busy machine the replay may be too far from the recording for a verdict, or to promise
-    # anything.
+    # On a busy machine the replay may be too far from the recording for a verdict and a prediction.
     assert [one["dp"] for one in facts["worst"][:1]] == [SLOW_RANK] * (
         facts["slowdown"] is not None
     )
@@ -226,7 +225,7 @@ def test_a_rank_of_a_training_gets_slow_and_well_again(
 def test_a_fifth_of_short_steps_is_noticed_on_processors_that_others_use(
     url: str, jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten jobs, one after the other; what is not seen of one in time is missing in its line."""
+    """Runs ten jobs, one after the other; an event that is late is missing in the job's line."""
     kinds = list[str]()
     for number in range(TIMES):
         with training(jobs, tmp_path / f"short-{number}", url, BY_A_FIFTH) as watching:

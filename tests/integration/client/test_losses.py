@@ -1,4 +1,4 @@
-"""A training computes the same with the client as without it, to the last bit."""
+"""A training computes bit for bit the same with and without the client."""
 
 from __future__ import annotations
 

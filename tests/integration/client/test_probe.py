@@ -1,4 +1,4 @@
-"""Probes of this machine, sent to a real server; on processors, where there is no GPU."""
+"""Probes of this machine, sent to a server; of its processors if there is no GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_machine_is_measured_and_its_ledger_says_what_that_means(
     assert client.get(url).status_code == 200
     found = client.get("/api/v1/hosts/node-7/probe").json()
     for device in found["devices"]:
-        # no GPU: nothing is moved to one
+        # Without a GPU there are no copies between host and device.
         assert set(device["measures"]) == {"matmul_tflops", "memory_copy_gbs", "all_reduce_gbs"}
         assert all(figure["value"] > 0 for figure in device["measures"].values())
 
@@ -100,13 +100,13 @@ def test_a_device_that_stands_still_is_named_and_the_others_are_measured() -> No
     thread.join()
     other, stopped_one = found.devices
     assert stopped_one.fault == "it stands still"
-    # it only waited for the one that never came
+    # The other process only waited for the failed one.
     assert other.fault is None
     assert {"matmul_tflops", "memory_copy_gbs"} <= set(other.measures)
 
 
 def test_devices_that_say_much_keep_no_others_waiting(tmp_path: Path) -> None:
-    # As NCCL's own log does: more than a pipe holds, before anything is measured.
+    # Output before the first measurement that exceeds a pipe's buffer, like NCCL's own log.
     noise = "import sys\nfor to in (sys.stdout, sys.stderr):\n    to.write('noise\\n' * 100_000)\n"
     (tmp_path / "sitecustomize.py").write_text(noise)
     path = os.pathsep.join((str(tmp_path), environment().get("PYTHONPATH", "")))

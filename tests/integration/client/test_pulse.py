@@ -1,4 +1,4 @@
-"""The pulse of real jobs: what each rank did itself, whoever sends for the host, server or none."""
+"""The pulse of real jobs: each rank's own computing, with any sender, with and without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["receiver"]
 
-# Without a session, and with a body each fifth of a second.
+# Options for a job without sessions, and with a body every 0.2 s.
 ALONE = ("--no-session", "--pulse-s", "0.2")
 SLOW_S = 0.03
 STEPS = 12
@@ -38,12 +38,12 @@ def numbered(receiver: Receiver) -> None:
 
 
 def sent(receiver: Receiver) -> list[Pulses]:
-    """Return the bodies that came."""
+    """Return the received bodies."""
     return [read_pulse(request.body, 2).rows for request in receiver.pulses]
 
 
 def by_rank(receiver: Receiver, name: str) -> dict[int, list[int]]:
-    """Return the values of a measure in the steps of each rank."""
+    """Return the values of a measure, by rank and step."""
     values: dict[int, list[int]] = {}
     for rows in sent(receiver):
         for rank, value, phase in zip(rows.rank, getattr(rows, name), rows.phase, strict=True):
@@ -69,7 +69,7 @@ def test_only_the_rank_that_is_slow_computes_longer(
     computing = {
         rank: float(np.median(values)) for rank, values in by_rank(receiver, "compute_ns").items()
     }
-    # Two forwards, or four, in which the rank slept; the other one waited that long.
+    # The rank slept in two or four forward passes, and the other rank waited as long.
     assert computing[1] > 2 * SLOW_S * 1e9
     assert computing[0] < computing[1] / 2
     waiting = {
@@ -80,7 +80,7 @@ def test_only_the_rank_that_is_slow_computes_longer(
 
 
 def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver: Receiver) -> None:
-    """Of two ranks one sleeps in its forwards, so long that the job seems to stand still."""
+    """One of two ranks sleeps so long in its forward passes that the job seems to hang."""
     receiver.pulse = Answer(document={"record": None, "pulse_s": 5, "files": True})
     trained = train(
         *("--kind", "ddp", "--ranks", "2", "--steps", "2", "--url", receiver.url),
@@ -99,7 +99,7 @@ def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver
     assert kept.keys() == {f"{kind}_{rank}.json" for kind in ("stack", "_dump") for rank in (0, 1)}
     (line,) = {one.stack[0].file for one in named if one.rank == 1}
     assert line.endswith("training.py")
-    # Files of two ranks are of two moments: where a step ended between them, they say otherwise.
+    # The stacks of both ranks are of different times: if a step ended in between, they disagree.
     told = Counter(one.rank for one in named)
     assert told[1] > 2 * told[0]
 
@@ -107,7 +107,7 @@ def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver
 def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
     jobs: Jobs, tmp_path: Path, receiver: Receiver
 ) -> None:
-    """Rank 0 of two ranks without collectives is killed; rank 1 goes on, and sends for itself."""
+    """Rank 0 of two ranks without collectives is killed; rank 1 continues, and sends its rows."""
     jobs.start(
         tmp_path / "job",
         *("--kind", "plain", "--ranks", "2", "--steps", "60", "--url", receiver.url),
@@ -128,7 +128,7 @@ def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
     assert trained.code == 1, trained.said
     steps = by_rank(receiver, "step")
     assert max(steps[1]) == 59
-    # At most what the one that was killed had not sent yet is lost, its own and what it was handed.
+    # Only the unsent rows of the killed rank are lost: its own, and those passed to it.
     lost = set(range(60)) - set(steps[1])
     assert len(steps[1]) == 60 - len(lost)
     assert len(lost) < 10

@@ -1,4 +1,4 @@
-"""The outcome of a session, and of the training, when something else fails."""
+"""The outcome of a session, and of the training, after failures of other parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sessions(installation: Installation) -> list[dict[str, Any]]:
 
 
 def send(trained: Trained, installation: Installation, recorded_for: str) -> str:
-    """Bring what waits to a server, as people would."""
+    """Send the spool to a server, as a user would."""
     sent = subprocess.run(  # noqa: S603 - our own module
         [
             *(sys.executable, "-m", "paceline_client", "send", installation.url),
@@ -94,7 +94,7 @@ def test_one_rank_of_a_host_sends_for_all(train: Train, installation: Installati
     (session,) = sessions(installation)
     assert session["state"] == "queued"
     assert [len(trained.told(f"rank-{rank}")["outcomes"]) for rank in range(3)] == [1, 1, 1]
-    # Each has said where it is.
+    # Each rank has sent its machine.
     meta = installation.client.get(f"/api/v1/sessions/{session['id']}").json()["meta"]
     here = machine_of()
     assert meta["hosts"] == dict.fromkeys("012", here.node)
@@ -127,7 +127,7 @@ def test_an_address_that_no_name_server_knows_costs_the_training_nothing(train: 
 def test_whatever_a_server_answers_costs_the_training_nothing(
     train: Train, receiver: Receiver, status: int, *, waits: bool
 ) -> None:
-    """What may be taken another time waits; what never will be is told, and not kept."""
+    """Bodies that may be accepted later stay in the spool; others are dropped with a warning."""
     receiver.answers = [Answer(status=status, document={"detail": "no", "code": "x"})] * 1000
     trained = train("--twice", "--url", receiver.url)
 
@@ -166,7 +166,7 @@ def test_the_share_of_a_rank_that_was_killed_is_missing_and_the_session_says_so(
     assert sealed.status_code == 202
     installation.analyze_all()
     found = installation.client.get(f"/api/v1/sessions/{session['id']}").json()
-    # A straggler is a comparison, and the rank that is left has no other.
+    # A straggler is found by comparison, and there is no other rank to compare with.
     assert found["state"] == "no_verdict"
     assert "1 of 2 workers sent nothing: (DP rank, stage) (1, 0)" in found["reason"]
     report = installation.client.get(f"/api/v1/sessions/{session['id']}/report").json()
@@ -199,7 +199,7 @@ def test_a_process_that_exits_inside_a_step_sends_the_steps_before(train: Train)
 def test_a_rank_ends_well_though_the_store_is_gone_meanwhile(train: Train, fault: str) -> None:
     trained = train("--kind", "ddp", "--ranks", "2", "--url", NOWHERE, "--fault", fault)
 
-    # A thread inside of the store would end the process with SIGABRT (before Python 3.14).
+    # A thread inside the store would end the process with SIGABRT (before Python 3.14).
     assert trained.code == 0, trained.said
     assert "terminate called" not in trained.said
     assert len(trained.shares()) == 2 - (fault == "leave broken")
@@ -210,7 +210,7 @@ def test_work_under_way_ends_with_its_process_and_does_not_abort_it(
 ) -> None:
     trained = train("--kind", "ddp", "--ranks", "2", "--url", NOWHERE, "--fault", "leave pending")
 
-    # A thread that comes back from gloo too late would end the process with SIGABRT.
+    # A thread that returns from gloo too late would end the process with SIGABRT.
     assert trained.code == 0, trained.said
     assert "terminate called" not in trained.said
     for _, lines in trained.shares().values():

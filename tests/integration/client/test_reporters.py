@@ -1,4 +1,4 @@
-"""How a job stands, written into runs by the libraries themselves, offline, and read back."""
+"""A job's status in runs of W&B, MLflow and TensorBoard, written offline and read back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUMBERS = {
 
 
 class Kept:
-    """A reporter of which a test sees what it is given."""
+    """A reporter that stores each status."""
 
     def __init__(self) -> None:
         self.written: list[JobStatus] = []
@@ -91,7 +91,7 @@ def test_nothing_of_a_reporter_reaches_the_training(
         reporting.close()
         assert len(caplog.records) == 1
         caplog.clear()
-        # A kind that there is not, a run that there is not, a server that there is not.
+        # An unknown kind, a missing run, and an unavailable server.
         report(NOWHERE, "job", "clearml").close()
         report(NOWHERE, "job", "tensorboard").close()
         report("ftp://nowhere", "job", "tensorboard", "there").close()
@@ -112,12 +112,12 @@ def test_a_training_that_ends_does_not_wait_for_a_server() -> None:
     since_s = time.monotonic()
     reporting.close(wait_s=0.1)
     held.set()
-    # Of the ten seconds that a question may take.
+    # Far less than the sum of time limits of requests, ten seconds each.
     assert time.monotonic() - since_s < 60
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It makes folders as it is imported, which go with the process where that ends by itself.
+    # The import creates temporary folders, which are only deleted when a process exits normally.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     wandb = of_real_jobs("wandb")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
@@ -128,14 +128,14 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     reporter.write(STANDING)
     run.log({"loss": 2.0})
     reporter.close()
-    # As its service has them.
+    # The summary that W&B's service shows.
     assert {name: run.summary[name] for name in NUMBERS} == NUMBERS
     assert (run.summary["paceline/session"], run.summary["paceline/incident"]) == (101, "firing")
     # The training's own steps are 0 and 1, as without a reporter.
     assert (run.summary["_step"], run.summary["loss"]) == (1, 2.0)
     run.finish()
     [path] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # Its service may write after the run has ended.
+    # W&B's background service may write after the run has ended.
     wait_for(
         lambda: all(name.encode() in path.read_bytes() for name in NUMBERS), "the run's own file"
     )

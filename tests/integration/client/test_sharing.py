@@ -1,4 +1,4 @@
-"""Ranks that share experts or sequences: recorded by hooks, and what the report says of them."""
+"""Ranks that share experts or sequences: the recorded collectives and the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.client.conftest import NOWHERE, Train
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
 
-# As in sharing.py, which needs PyTorch.
+# The values of sharing.py, which cannot be imported without PyTorch.
 SLOW, LAYERS, TOKENS = 1, 2, 24
 RANKS = 4
 STEPS = 6
@@ -74,7 +74,7 @@ def test_groups_of_experts_are_read_off_megatron(train: Train) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Two a layer and direction: counts of tokens, which travel before, are none.
+        # Two for each layer and direction, without the preceding all-to-alls of token counts.
         ("experts", {"ep-all-to-all": 4 * LAYERS * STEPS}),
         (
             "sequences",

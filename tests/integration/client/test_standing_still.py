@@ -1,9 +1,9 @@
-"""Real jobs of which a rank stands still: its pulse says who, its ranks say where, and it is over.
+"""Real jobs in which a rank hangs: the pulse names the rank, the stacks name the place.
 
-A rank waits in a forward, in a loader or before a collective, calls collectives in another order,
-keeps the interpreter's lock, is stopped, or is killed; or it does what may take long, and nothing
-is said. All limits are a tenth of the usual ones; at night they are these. The seconds until each
-is known are printed.
+A rank waits in a forward pass, in a loader or before a collective, calls collectives in another
+order, keeps the interpreter's lock, is stopped, or is killed. Or it is only busy for long, which is
+no hang. All time limits are a tenth of the usual ones; at night they are the usual ones. The test
+prints the seconds until each event.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CULPRIT = 1
 LIMIT_S = 120
 ENTERED_NOT = "never_entered"
-# How the job trains, what is said, and by which kind, while a rank stands still.
+# For each fault: the kind of training, the kind of hang, and a part of its sentence.
 FAULTS = {
     "sleep": ("ddp", ENTERED_NOT, "it is in _stand ("),
     "sleep sharded": ("fsdp2", ENTERED_NOT, "it is in _stand ("),
@@ -43,30 +43,32 @@ FAULTS = {
     "stop": ("ddp", "silent", "is stopped (a signal or a debugger)"),
     "die": ("ddp", "silent", "has ended"),
 }
-# By day one of each kind that is said in its own way.
+# By day one fault of each kind with its own sentence.
 BY_DAY = ("sleep", "forward", "another order", "hold the lock", "die")
-# It is over with its rank.
+# Faults after which the rank does not continue.
 FINAL = {"die"}
-# Who is to blame where it is not the last rank alone: neither order is the right one.
+# Culprits, if it is not the last rank alone: of two orders of collectives, neither is the right
+# one.
 BLAMED = {"another order": (0, CULPRIT)}
-# With limits as they are; of tests at a tenth a busy machine takes most of the time.
+# Limits in seconds, checked with the usual limits only: with a tenth of them, a busy machine takes
+# most of the time.
 NOTICED_WITHIN_S = 30
 NAMED_WITHIN_S = 30
 
 
 @dataclass(slots=True)
 class Watched:
-    """A server that notices, and a job of two ranks that sends to it."""
+    """A server with a shortened detection, and a job of two ranks that sends to it."""
 
     jobs: Jobs
     server: Installation
     directory: Path
-    # by which all limits are multiplied
+    # factor on all time limits
     scale: float
     runs: bool = False
 
     def start(self, *words: str, stands_s: float = 0.0) -> None:
-        """Begin a job whose steps are a fifth of a beat, so that each rank is heard before."""
+        """Start a job whose steps take a fifth of a beat, so that each rank sends some beats."""
         self.directory.mkdir()
         os.mkfifo(self._seen)
         self.runs = True
@@ -83,30 +85,30 @@ class Watched:
         return self.directory / "seen"
 
     def go_on(self) -> None:
-        """Let the rank go on that stands still, if there is one."""
+        """Let the hanging rank continue, if there is one."""
         with contextlib.suppress(OSError):
             os.close(os.open(self._seen, os.O_WRONLY | os.O_NONBLOCK))
 
     def ended(self) -> Trained:
-        """Return what the job left, all that it sent being read."""
+        """Return the job's results, after processing all that it sent."""
         self.runs = False
         trained = self.jobs.wait(self.directory)
         self.advance()
         return trained
 
     def advance(self) -> None:
-        """Read what came."""
+        """Process the received bodies."""
         while advance_pulses(self.server.container, timedelta(0)):
             pass
 
     def notices(self) -> list[dict[str, Any]]:
-        """Return what was noticed until now."""
+        """Return the notices so far."""
         self.advance()
         answer = self.server.client.get("/api/v1/jobs/job/pulse/notices")
         return [] if answer.status_code == 404 else list(answer.json()["notices"])
 
     def hang(self) -> dict[str, Any]:
-        """Return the job's hang; nothing while there is none."""
+        """Return the job's hang; empty without one."""
         self.advance()
         listed = self.server.client.get("/api/v1/jobs/job/hangs")
         if listed.status_code != 200 or not listed.json()["hangs"]:
@@ -115,12 +117,12 @@ class Watched:
         return dict(self.server.client.get(f"/api/v1/hangs/{one['id']}").json())
 
     def culprits(self) -> list[dict[str, Any]]:
-        """Return who is named until now."""
+        """Return the culprits named so far."""
         found = self.hang()
         return list(found["document"]["verdict"]["culprits"]) if found else []
 
     def incident(self) -> tuple[str, str]:
-        """Return the cause and the state of the one incident."""
+        """Return the cause and the state of the only incident."""
         (incident,) = self.server.client.get("/api/v1/incidents").json()["incidents"]
         return incident["cause"], incident["state"]
 
@@ -129,7 +131,7 @@ class Watched:
 def watched(
     request: pytest.FixtureRequest, jobs: Jobs, install: Install, tmp_path: Path
 ) -> Iterator[Watched]:
-    """Yield a server with limits of a tenth of the usual ones, or these."""
+    """Yield a server with a tenth of the usual limits, or with the usual ones."""
     scale: float = request.param
     with install(hang_after_s=25 * scale, pulse_interval_s=5 * scale) as server:
         watched = Watched(jobs, server, tmp_path / "job", scale)
@@ -167,7 +169,7 @@ def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_o
     watched.go_on()
     trained = watched.ended()
     if fault not in FINAL:
-        # It goes on, and ends.
+        # The rank continues, and the job ends normally.
         assert trained.code == 0, trained.said
         assert watched.hang()["hang"]["over_at"] is not None
         assert watched.incident() == ("hang", "resolved")
@@ -192,7 +194,7 @@ def test_what_may_take_long_and_the_end_of_a_job_are_no_hang(
     watched.start(*does, stands_s=stands_s)
     trained = watched.ended()
     assert trained.code == 0, trained.said
-    # So long that it would be one if the job had stood still.
+    # Long enough for a hang to be noticed, if there were one.
     time.sleep(40 * watched.scale)
     assert watched.notices() == []
     assert watched.hang() == {}

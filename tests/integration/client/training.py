@@ -1,6 +1,6 @@
-"""Small jobs of several ranks, each asked for as ``["DIRECTORY", "--kind", "ddp", …]``.
+"""Small jobs of several ranks, each requested by ``["DIRECTORY", "--kind", "ddp", …]``.
 
-A job writes each rank's losses, and the outcome of the rank's shares. Faults are asked for by name.
+A job writes each rank's losses, and the outcome of the rank's shares. Options name its faults.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from tests.integration.client.sharing import Experts, MegatronExperts, Sequences
 
 WIDTH = 16
 BATCH = 8
-# Whatever becomes of the test, this ends.
+# Time limit in seconds of a job, which ends by itself even if the test has failed.
 LIMIT_S = 100
-# A server that is away refuses at once; one that answers late, on a busy machine, is waited for.
+# An unavailable server refuses at once; the timeout is for an answer that a busy machine delays.
 QUICK = RetryPolicy(give_up_after_s=0.5, first_wait_s=0.1, longest_wait_s=0.1, timeout_s=30)
 
 
 def model() -> nn.Module:
-    """Return the whole model, alike on every rank."""
+    """Return the whole model, with the same weights on every rank."""
     torch.manual_seed(7)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
 
 
-# For how long the compiler takes at its first graph.
+# Seconds that the compiler takes for its first graph.
 COMPILES_S = [0.0]
 
 
 def _slowly(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-    """Compile nothing, and take long for it."""
+    """Compile nothing, but take some time for it."""
     time.sleep(COMPILES_S.pop() if COMPILES_S else 0.0)
     compiled: Callable[..., Any] = graph.forward
     return compiled
@@ -87,7 +87,7 @@ class Loop:
         return paceline.attach(url, "job", model=self.model, **how)
 
     def slow_down(self, seconds: float) -> None:
-        """Have each forward of this rank take longer."""
+        """Make each forward pass of this rank take longer."""
         last = self.model.module if hasattr(self.model, "module") else self.model
         last[-1].register_forward_pre_hook(lambda *_: time.sleep(seconds))
 
@@ -105,7 +105,7 @@ class Loop:
 
 
 class Pipeline:
-    """Two stages or more with two chunks each, in PyTorch's interleaved zero-bubble schedule."""
+    """Two or more stages with two chunks each, in PyTorch's interleaved zero-bubble schedule."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         whole = model()
@@ -134,7 +134,7 @@ class Pipeline:
         return paceline.attach(url, "job", schedule=self.schedule, mesh=self.mesh, **how)
 
     def slow_down(self, seconds: float) -> None:
-        """Have each forward of this rank take longer."""
+        """Make each forward pass of this rank take longer."""
         for stage in self.schedule._stages:
             stage.submod.register_forward_pre_hook(lambda *_: time.sleep(seconds))
 
@@ -152,9 +152,9 @@ class Pipeline:
 
 
 def serve() -> int:
-    """Run the jobs that standard input asks for, a list of words a line, each in processes forked.
+    """Run the jobs of standard input, a JSON list of options a line, each in forked processes.
 
-    So that a run of tests imports PyTorch once. It answers with the job's code.
+    A test run then imports PyTorch once. The answer to a line is the job's exit code.
     """
     for line in sys.stdin:
         pid = os.fork()
@@ -197,7 +197,7 @@ def run(words: list[str]) -> int:
     os.environ["PACELINE_PULSE_S"] = given.pulse_s
     os.environ.setdefault("PACELINE_SPOOL", str(given.directory / "spool"))
     if given.fault.startswith("leave"):
-        # In files the store would outlive its rank.
+        # The store is not a file, which would outlive its rank.
         with socket.create_server(("127.0.0.1", 0)) as free:
             given.port = free.getsockname()[1]
     pids = [_fork(given, rank) for rank in range(given.ranks)]
@@ -208,7 +208,7 @@ def _fork(given: argparse.Namespace, rank: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    # A child has no alarm of its parent's.
+    # A forked child does not inherit its parent's alarm.
     signal.alarm(LIMIT_S + int(given.stands_s))
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(given.ranks)}
     code = 1
@@ -218,23 +218,23 @@ def _fork(given: argparse.Namespace, rank: int) -> int:
         if given.fault.startswith("leave"):
             _leave(given, rank)
     except Leaving:
-        # As any script ends: with its interpreter.
+        # Exceptions end the interpreter, as in any script.
         raise
     except SystemExit:
         code = 0
     except Exception:  # noqa: BLE001 - told here, since this process ends without a caller
         traceback.print_exc()
-    # What an ordinary end has to do.
+    # The exit handlers of a normal end, which os._exit skips.
     atexit._run_exitfuncs()
     os._exit(code)
 
 
 class Leaving(SystemExit):
-    """Ends the rank's interpreter, and not only its process."""
+    """Ends the interpreter of the rank, not only its process."""
 
 
 class Ending:
-    """Takes a moment of the interpreter's end, when no thread may come back any more."""
+    """Delays the end of the interpreter, when no thread may return any more."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = str(mark)
@@ -246,12 +246,12 @@ class Ending:
         sleep(1.0)
 
 
-# It goes when the modules do.
+# This object is deleted when the interpreter clears its modules.
 ENDING: list[Ending] = []
 
 
 def _leave(given: argparse.Namespace, rank: int) -> None:
-    """End the other ranks' interpreters; rank 0 is killed, and its store with it, meanwhile."""
+    """End the interpreters of the other ranks while rank 0, and its store, is killed."""
     mark = given.directory / "ending"
     if given.fault == "leave pending":
         raise Leaving(0)
@@ -282,7 +282,7 @@ def train(given: argparse.Namespace, rank: int) -> None:
             dist.all_reduce(torch.ones(8), group=group)
     kinds = given.kind.split(",")
     for kind in kinds:
-        # Several kinds: each without and with the client, one after the other.
+        # Each kind runs without and then with the client.
         ways = (None, given.url) if len(kinds) > 1 or given.twice else (given.url,)
         for url in ways:
             given.kind = kind
@@ -319,7 +319,7 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
     job = _job(given, rank)
     monitor = None
     if given.fault == "disk full":
-        # What is written beyond fails as on a full disk.
+        # Writes beyond the limit fail as on a full disk.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
@@ -358,12 +358,12 @@ def _steps(given: argparse.Namespace, job: Any) -> Iterator[int]:  # noqa: ANN40
 
 def _close(given: argparse.Namespace, monitor: paceline.Monitor | None) -> None:
     if monitor is not None and not given.fault.startswith("leave"):
-        # Else it closes itself. By the time that it has, whatever was to be written was.
+        # After the faults "leave…" the monitor closes itself at exit, when all files are written.
         monitor.close()
 
 
 def _compress(model: Any) -> None:  # noqa: ANN401
-    # The one hook that DDP takes, registered when the client is attached already.
+    # DDP accepts one communication hook only, registered here after the client is attached.
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
@@ -381,7 +381,7 @@ def _document(losses: list[float], monitor: paceline.Monitor | None) -> dict[str
 def _fault(
     given: argparse.Namespace, rank: int, number: int, monitor: paceline.Monitor | None
 ) -> None:
-    """Do in the middle of a session what was asked for."""
+    """Cause the requested fault in the middle of a session."""
     if number != given.fault_at:
         return
     last = given.ranks - 1
@@ -392,7 +392,8 @@ def _fault(
     if given.fault == "fork":
         pid = os.fork()
         if not pid:
-            # A worker of a data loader: it computes, ends, and must send nothing.
+            # A forked child, like a worker of a data loader, computes and ends without sending
+            # anything.
             model()(torch.zeros(1, WIDTH))
             if monitor is not None:
                 monitor.step()
@@ -401,7 +402,8 @@ def _fault(
             os._exit(0)
         os.waitpid(pid, 0)
     if given.fault == "spawn":
-        # What the child would import again: half a minute of a busy machine.
+        # Without `__file__`, the spawned child does not import this module again, which takes half
+        # a minute on a busy machine.
         vars(sys.modules["__main__"]).pop("__file__", None)
         child = multiprocessing.get_context("spawn").Process(target=print)
         child.start()
@@ -414,10 +416,10 @@ def _fault(
 
 
 def _stand(given: argparse.Namespace, rank: int, job: Any) -> None:  # noqa: ANN401
-    """Stand still until whoever looks on has seen it, as asked for; the last rank does."""
+    """Hang, on the last rank, until the test has seen it."""
     fault, seen = given.fault, given.directory / "seen"
     if fault == "die" and rank == 0:
-        # As with NCCL no connection says that the other one is gone.
+        # Rank 0 waits too: as with NCCL, no closed connection shows it that the rank has ended.
         os.open(seen, os.O_RDONLY)
     if rank != given.ranks - 1:
         return
@@ -433,7 +435,7 @@ def _stand(given: argparse.Namespace, rank: int, job: Any) -> None:  # noqa: ANN
     if fault == "loader":
         next(iter(DataLoader(Samples(seen))))
     if fault == "hold the lock":
-        # Unlike other calls of the kind it keeps the interpreter's lock.
+        # Unlike other blocking calls, this one keeps the interpreter's lock.
         ctypes.PyDLL(None).open(str(seen).encode(), os.O_RDONLY)
     if fault == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -442,7 +444,7 @@ def _stand(given: argparse.Namespace, rank: int, job: Any) -> None:  # noqa: ANN
 
 
 def _call_in_another_order(given: argparse.Namespace, rank: int) -> None:
-    """Call two collectives, if asked for: the last rank in the other order, until it has seen."""
+    """Call two collectives, on the last rank in the other order, until the test has seen it."""
     if given.fault != "another order":
         return
     values = torch.ones(8), torch.ones(8)
@@ -471,7 +473,7 @@ def _stop_until(seen: Path) -> None:
 
 
 class Samples(Dataset):  # type: ignore[misc]
-    """Samples that come when whoever looks on has seen that they do not."""
+    """Samples that arrive once the test has seen that they are missing."""
 
     def __init__(self, seen: Path) -> None:
         self._seen = seen
@@ -485,7 +487,7 @@ class Samples(Dataset):  # type: ignore[misc]
 
 
 def _take_long(given: argparse.Namespace, rank: int, monitor: paceline.Monitor | None) -> None:
-    """Do between two steps what takes long, as asked for."""
+    """Do the requested long work between two steps."""
     if monitor is None:
         return
     if given.fault == "checkpoint" and rank == 0:
@@ -499,9 +501,9 @@ def _take_long(given: argparse.Namespace, rank: int, monitor: paceline.Monitor |
                 time.sleep(0.05)
 
 
-# Of all ranks, of a job whose ranks call collectives of both in different orders.
+# Two groups of all ranks, whose collectives are called in different orders.
 GROUPS: list[dist.ProcessGroup] = []
-# What transfers and collectives of gloo write to.
+# Buffers that gloo's transfers and collectives write to.
 PENDING: list[Any] = []
 
 
@@ -516,7 +518,7 @@ def _begin_without_end(rank: int, monitor: paceline.Monitor) -> None:
     for tag, big in enumerate((torch.zeros(8), torch.zeros(3_000_000))):
         PENDING.append(monitor.watch("forward-recv", dist.irecv(big, 1 - rank, tag=tag)))
         PENDING.append(monitor.watch("backward-send", dist.isend(big, 1 - rank, tag=8 + tag)))
-    # The training's own are of another group.
+    # A separate group, so that the training's own collectives are not affected.
     group = dist.new_group([0, 1])
     if rank == 0:
         work = dist.all_reduce(torch.zeros(8), group=group, async_op=True)

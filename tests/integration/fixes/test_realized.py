@@ -1,4 +1,4 @@
-"""A fix is applied, the next session measures it, and predictions are held against that."""
+"""Applied fixes: the next session measures the gain, which is compared with the prediction."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_files_are_sent_and_the_verdict_is_printed(
     send_files([tmp_path], "moe", str(client.base_url))
 
     out, err = capsys.readouterr()
-    # the server of the test logs there, too
+    # The test's server logs to the same output.
     sentence, url = out.splitlines()[-2:]
     assert sentence.startswith("3 ranks wait for rank 3.")
     assert client.get(url).status_code == 200

@@ -1,4 +1,4 @@
-"""A hang becomes an incident, and its end ends it."""
+"""A hang makes an incident, which ends with the hang."""
 
 from __future__ import annotations
 

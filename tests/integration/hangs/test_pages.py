@@ -82,14 +82,14 @@ def test_a_host_whose_name_is_a_guess_gets_no_command(
 
 
 def test_a_jobs_page_lists_its_hangs(client: httpx.Client, container: Container, hang: str) -> None:
-    # A job of which no session came has its hang for a page.
+    # The page of a job without sessions redirects to its hang.
     assert client.get("/jobs/moe", follow_redirects=True).url.path == hang
     store(container, small_trace(), job="moe")
     page = client.get("/jobs/moe").text
     assert f'href="{hang}"' in page
     (row,) = csv.DictReader(client.get("/jobs/moe/hangs.csv").text.splitlines())
     assert (row["kind"], row["ranks"]) == ("never_entered", "4")
-    # from a minute before the files came on
+    # GPU-hours are counted from a minute before the files arrived.
     assert 4 / 60 < float(row["gpu_hours"]) < 1
 
 

@@ -1,4 +1,4 @@
-"""Files of a job that stands still become a verdict that is stored."""
+"""Files of a hanging job are analyzed, and the verdict is stored."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_files_that_come_one_by_one_are_of_one_hang(
         later = post(client, as_json(HANGING.dumps()[rank]), name=f"_dump_{rank}")
         assert (later.status_code, later.json()["hang"]) == (200, first.json()["hang"])
     assert (later.json()["kind"], later.json()["confidence"]) == ("never_entered", 0.95)
-    # the same rank once more: its latest dump counts
+    # Another file of the same rank replaces its first one.
     assert post(client, pickled(HANGING.dumps()[3]), rank="3").json() == later.json()
     with container.everywhere().uow() as tx:
         ago = StoredHang.changed_at - timedelta(hours=1)
@@ -89,7 +89,7 @@ def test_hosts_are_those_of_the_jobs_latest_session(
     store(container, replace(trace, meta=replace(trace.meta, hosts=hosts)), job="moe")
     answer = post(client, archived({name: DUMPS[name] for name in list(DUMPS)[:2]}))
     one = client.get(answer.headers["location"]).json()
-    # of ranks that left nothing, too
+    # RAS gives the hosts of ranks without a file, too.
     assert {c["rank"]: c["host"] for c in one["document"]["verdict"]["culprits"]} == {
         2: "node-2", 3: "node-2",
     }  # fmt: skip

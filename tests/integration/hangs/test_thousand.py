@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_MIB = 300
 SAID = f"{THOUSAND - 1} ranks wait for rank {THOUSAND_CULPRIT}."
-# The command, which says at its end what it took of memory itself, without its parent.
+# A program that runs the command and prints its peak memory, without its parent's.
 COMMAND = """
 import sys
 from pathlib import Path
@@ -43,13 +43,13 @@ finally:
 
 
 def told(capsys: pytest.CaptureFixture[str], who: str, seconds: float, peak_mib: float) -> None:
-    """Print what it took."""
+    """Print the peak memory."""
     with capsys.disabled():
         print(f"\n1,024 dumps, {who}: {seconds:.0f} s, {peak_mib:.0f} MiB")  # noqa: T201
 
 
 def memory_mib(what: str, status: str = "") -> float:
-    """Return a figure of a process's memory, of this one's by default."""
+    """Return a memory figure of a process in MiB, by default of this one."""
     found = re.search(rf"{what}:\s+(\d+)", status or Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) / 1024
@@ -95,7 +95,7 @@ def test_a_worker_reads_an_archive_of_them(
     sent_s = time.monotonic() - began_s
     with container.reading() as tx:
         [run] = tx.session.execute(select(TaskRun.id).where(TaskRun.kind == READ_HANG)).scalars()
-    # The most from here on.
+    # Resets the peak memory.
     Path("/proc/self/clear_refs").write_text("5")
     before_mib = memory_mib("VmRSS")
     assert execute(container, LeaseKeeper(container), run)

@@ -1,4 +1,4 @@
-"""A large archive of a hang is kept, and read by a worker."""
+"""A large archive of a hang is stored, and read by a worker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_large_archive_is_kept_and_becomes_a_hang_when_a_worker_has_read_it(
     address = answer.headers["location"]
     assert client.get(address).json() == answer.json()
     assert (answer.json()["state"], answer.json()["hang"]) == ("queued", None)
-    # The same one again waits with it.
+    # The same archive again is the same upload.
     again = send(client, body)
     assert (again.status_code, again.json()["upload"]) == (202, answer.json()["upload"])
     assert count(container, StoredHang) == 0
@@ -89,7 +89,7 @@ def test_it_is_read_in_the_project_that_its_job_moves_to_while_it_waits_or_is_re
     assert held is not None
     assert held.project_id == other.project_id
     move_job(other, "moe", "default")
-    # Who has it comes too late; another one reads it.
+    # The first worker has lost its claim, and another one reads the archive.
     with pytest.raises(LostClaimError):
         read_upload(other, held)
     assert give_back(container, held)

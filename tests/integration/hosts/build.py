@@ -25,7 +25,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 def reading(
     slowdown: float = 1.0, *, lost: float | None = None, cause: str = "slow_worker", gpu: str = "5"
 ) -> dict[str, Any]:
-    """Return the values of a reading; slow, and named by a cause, from 1.1 on."""
+    """Return the values of a reading; from a slowdown of 1.1 on, a cause names the host."""
     slow = slowdown >= 1.1
     return {
         "ranks": 8,
@@ -49,7 +49,7 @@ def session(
     ago: timedelta,
     job: str = "llm",
 ) -> uuid.UUID:
-    """Store a session of so long ago with the readings of its hosts, or their slowdowns."""
+    """Store a session of some time ago with the readings, or the slowdowns, of its hosts."""
     with container.uow() as tx:
         owner = tx.session.execute(select(Job).where(Job.name == job)).scalar()
         if owner is None:
@@ -96,7 +96,7 @@ def session(
 
 
 def probe_of(*tflops: float, model: str = H100, ago_s: float = 0.0) -> dict[str, Any]:
-    """Return a probe of a machine whose GPUs multiply that fast and copy alike."""
+    """Return a probe of a machine whose GPUs differ in matrix products only."""
     host = uuid.uuid4().hex[:8]
     return {
         "id": str(uuid.uuid4()),

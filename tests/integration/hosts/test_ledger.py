@@ -1,4 +1,4 @@
-"""The ledger says what the stored reports say: at once, once, and of earlier reports too."""
+"""The ledger of hosts agrees with the stored reports, also with earlier ones."""
 
 from __future__ import annotations
 

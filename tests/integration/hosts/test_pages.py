@@ -28,7 +28,7 @@ def page(client: httpx.Client, path: str) -> Element:
 
 
 def fill(container: Container) -> None:
-    """Store a host that is slow again and again, one that was once, and one that never was."""
+    """Store a host that is slow repeatedly, one that was slow once, and one that never was."""
     for hours, slow in ((40, 1.0), (30, 1.6), (20, 1.6), (10, 1.4)):
         others = {"node-2": 1.2 if hours == 30 else 1.0, "node-3": 1.0}
         session(container, {"node-1": slow, **others}, ago=hours * HOUR)

@@ -1,4 +1,4 @@
-"""Probes of hosts: against their like elsewhere, over the API, and on the host's page."""
+"""Probes of hosts: comparison with GPUs of the same model, API, and the host's page."""
 
 from __future__ import annotations
 

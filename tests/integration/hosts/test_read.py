@@ -1,4 +1,4 @@
-"""The ranking of hosts: what each cost, who is blamed, and what a list leaves out."""
+"""The ranking of hosts: their cost, blame, and the filters of the list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_verdict_stands_until_the_job_s_next_session(container: Container) -> 
     for hours in (5, 4, 2):
         session(container, {"node-1": 1.4}, ago=hours * HOUR)
     [row] = hosts(container).page.rows
-    # An hour, two hours, and the last one as long as the one before: until now.
+    # The sessions count for one and two hours, and the last one for two hours until now.
     assert row.cost_gpu_hours == pytest.approx(10 * (1 + 2 + 2), rel=1e-3)
     assert (row.sessions, row.slow_sessions, row.jobs, row.slow_jobs) == (3, 3, 1, 1)
 

@@ -1,4 +1,4 @@
-"""A machine stays the same one when its job restarts: ranks are renumbered and pods renamed."""
+"""A machine keeps its identity when its job restarts with other ranks and pod names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cell_of_rank() -> dict[int, tuple[int, int]]:
 
 @dataclass
 class Cluster:
-    """A job that is started again and again: the scheduler gives its ranks to nodes by chance."""
+    """A job that restarts: the scheduler assigns its ranks to nodes at random."""
 
     container: Container
     home: dict[str, str]  # node of each GPU
@@ -61,7 +61,7 @@ class Cluster:
         self.chance = random.Random(7)  # noqa: S311 - of a test
 
     def restart(self) -> Stored:
-        """Let the job run for a session, and analyze that."""
+        """Run the job for a session, and analyze that session."""
         self.starts += 1
         ranks = sorted(cell_of_rank())
         gpus = dict(zip(ranks, self.chance.sample(sorted(self.home), len(ranks)), strict=True))
@@ -111,7 +111,7 @@ def test_after_restarts_every_blame_meets_the_same_machine(
     [host] = {reading.host for reading in blamed}
     assert host == HOME[SLOW] if named else host.startswith("llama-1-")
     assert {reading.guessed for reading in blamed} == {not named}
-    # The same GPU, whatever its number.
+    # The same GPU, although its number differs.
     slow = [gpu for reading in blamed for gpu in reading.gpus if gpu["slow"]]
     assert {gpu["uuid"] for gpu in slow} == {SLOW}
     assert len({gpu["gpu"] for gpu in slow}) == 2

@@ -1,4 +1,4 @@
-"""What readings add up to by week is what they say, whatever adds readings or takes them away."""
+"""The weekly sums of readings stay right when readings are added and deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Sums = list[tuple[object, ...]]
 
 
 def kept(container: Container) -> Sums:
-    """Return the sums that triggers keep."""
+    """Return the sums that the database's triggers maintain."""
     row = HostWeek
     columns = (
         *(row.project_id, row.job_id, row.week, row.host, row.sessions, row.ranks),
@@ -45,7 +45,7 @@ def kept(container: Container) -> Sums:
 
 
 def counted(container: Container) -> Sums:
-    """Return the same, of the readings."""
+    """Return the same sums, computed from the readings."""
     one = HostReading
     with container.everywhere().reading() as tx:
         rows = tx.session.execute(select(one)).scalars().all()
@@ -148,7 +148,7 @@ def test_sessions_written_and_deleted_at_once_are_all_counted(container: Contain
         except BaseException as error:  # noqa: BLE001 - shown below
             faults.append(error)
 
-    # Of the job whose sessions go others come.
+    # Sessions of one job are deleted and added at the same time.
     threads = [threading.Thread(target=work, args=(what,)) for what in ("delete", "llm", "more")]
     for thread in threads:
         thread.start()

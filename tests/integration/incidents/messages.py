@@ -1,4 +1,4 @@
-"""Messages from small to absurd."""
+"""Messages of all sizes, from small to extremely large ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def messages() -> Iterator[tuple[str, Message]]:
 
 
 def notes() -> Iterator[tuple[str, Note]]:
-    """Notes from what a lead would get to absurd ones."""
+    """Return notes of all sizes, from typical to extremely large ones."""
     lines = ("llm: 120 GPU-hours, 12 % of its own", "vision: 30 GPU-hours")
     yield "week", note("Paceline, 9 to 16 Nov: 150 GPU-hours", ("Jobs that lost most", lines))
     yield "empty", note("Paceline, 9 to 16 Nov: no session has a verdict")

@@ -1,4 +1,4 @@
-"""Receivers that behave as the services do: what they accept, their limits, and their errors."""
+"""Receivers that behave like the real services: accepted requests, limits and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Service = Callable[[Got], Reply]
 
 
 def fits(name: str, document: Any) -> str | None:  # noqa: ANN401 - any document
-    """Return why a document does not fit a recorded schema, or None where it does."""
+    """Return why a document does not fit a recorded schema; None if it fits."""
     schema = json.loads((SCHEMAS / f"{name}.json").read_text())
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     errors = jsonschema.Draft202012Validator(schema, format_checker=checker).iter_errors(document)
@@ -54,7 +54,7 @@ def slack(got: Got) -> Reply:
     why = fits("slack", got.json)
     if why:
         return Reply(400, f"invalid_payload {why}".encode())
-    # What would be a mention must have been written with entities; plain text is not read.
+    # A mention must be escaped with entities; plain text is not parsed.
     if any(re.search(r"<[!@#]", text) for text in _marked_up(got.json)):
         return Reply(400, b"invalid_payload: mention")
     return Reply(200, b"ok")
@@ -154,7 +154,7 @@ SERVICES: dict[str, Service] = {
 
 
 def config_of(kind: str, url: str) -> dict[str, Any]:
-    """Return the configuration of a channel to such a service."""
+    """Return the configuration of a channel for such a service."""
     extra: dict[str, dict[str, Any]] = {
         "webhook": {"signing_secrets": list(WEBHOOK_SECRETS)},
         "feishu": {"signing_secret": FEISHU_SECRET},

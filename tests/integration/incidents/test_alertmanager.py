@@ -1,4 +1,4 @@
-"""A real Alertmanager: what we push appears, is grouped and resolves."""
+"""A real Alertmanager: pushed alerts appear, are grouped and resolve."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ receivers:
 
 @dataclass(frozen=True, slots=True)
 class Alertmanager:
-    """A running one, and what it forwards its own notifications to."""
+    """A running Alertmanager, and the receiver of its notifications."""
 
     url: str
     forwarded: Receiver
@@ -128,7 +128,7 @@ def test_a_real_alertmanager_takes_groups_and_resolves_what_we_push(
     sizes = {group["labels"]["job"]: len(group["alerts"]) for group in alertmanager.groups()}
     assert sizes == {"llm": 2, "other": 1}
 
-    # It notifies by itself, in the body that our own webhook has.
+    # Alertmanager's own notifications have the same body as our webhook.
     wait_for(lambda: len(alertmanager.forwarded.got) >= 2, "notifications")
     theirs = alertmanager.forwarded.got[0].json
     assert (theirs["version"], theirs["status"]) == ("4", "firing")

@@ -1,4 +1,4 @@
-"""The extra: through the library to a real server."""
+"""The extra `apprise`: the library sends to a real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.alerting import Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver
 
-# The library's import of a module that Python is to lose.
+# The library imports a module that a later Python removes.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 

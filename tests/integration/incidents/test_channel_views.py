@@ -1,4 +1,4 @@
-"""What the page of channels reads from the database."""
+"""The data of the page of channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each channel, sent to a real server that behaves as its service does, its errors included."""
+"""Each channel, sent to a server that behaves like its service, errors included."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_the_words_say_what_to_do(kind: str, server: Receiver) -> None:
 
 
 def each_once(statuses: list[int]) -> list[tuple[str, int]]:
-    """Return pairs of channel and status that have each at least once.
+    """Return pairs of channel and status in which each channel and each status occurs.
 
-    `Outbound` judges statuses for all channels alike.
+    All pairs would be too many: `Outbound` treats statuses alike for all channels.
     """
     pairs = max(len(SERVICES), len(statuses))
     return list(islice(zip(cycle(SERVICES), cycle(statuses), strict=True), pairs))
@@ -274,7 +274,7 @@ def test_plain_text_names_everything() -> None:
     assert "And 50 more" in plain_text(MESSAGES["many"])
 
 
-# A receiver of webhooks tells notes from alerts by their kind; pagers get none.
+# Webhooks distinguish notes from alerts by `kind`; pagers get no notes.
 TOLD = {**SERVICES, "webhook": lambda _: Reply(204)}
 NOTES = dict(notes())
 

@@ -1,4 +1,4 @@
-"""`paceline alerts` as a user runs it, with a whole installation behind it."""
+"""`paceline alerts`, run as by a user, with a whole installation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def server(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
 
     try:
         announced = wait_for(address, "announcement")
-        # Another process may answer at a port that this one had.
+        # Another process may have taken the port meanwhile.
         assert httpx.get(f"{announced}healthz").json()["instance"] == name
         yield announced
     finally:

@@ -1,4 +1,4 @@
-"""From sessions to what a receiver got: grouping, repeats, failures, order."""
+"""From sessions to the receiver's requests: grouping, repetitions, failures, order."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_delivery_is_given_up_after_a_day(alerting: Alerting, receiver: Receiv
     channel = alerting.channel(receiver)
     alerting.slow()
     alerting.pass_and_work(MINUTE)
-    # Acknowledged, so that no repetition takes its place.
+    # Acknowledged, so that no repetition replaces the delivery.
     acknowledge_incident(alerting.container, alerting.incident().id, by="ann")
     with alerting.container.uow() as tx:
         tx.session.execute(update(AlertGroup).values(flush_at=None))
@@ -188,7 +188,7 @@ def test_news_takes_the_place_of_what_did_not_come_through(
     assert alerting.states() == ["superseded", "waiting"]
     up.set()
     alerting.pass_and_work(10 * MINUTE)
-    # The first one may have come through, so the end is told.
+    # The first message may have arrived, so the end of the incident is sent too.
     assert alerting.states() == ["superseded", "delivered"]
     assert statuses(receiver)[-1] == "resolved"
 
@@ -232,7 +232,7 @@ def test_a_dead_channel_delays_no_other(alerting: Alerting, receiver: Receiver) 
         for job in jobs:
             alerting.slow(job, host=f"host-of-{job}")
         alerting.time_passes(MINUTE)
-        # The slow channel gets no more threads than its share, whoever comes first.
+        # The slow channel gets at most its share of threads, in any order of the deliveries.
         with alerting.container.uow() as tx:
             groups = list(tx.session.execute(select(AlertGroup.id)).scalars())
         for group in groups:
@@ -276,7 +276,7 @@ def test_a_worker_that_was_killed_leaves_a_delivery_that_is_sent_under_its_id(
                 .where(TaskRun.id == run_id)
                 .values(lease_until=tx.now - timedelta(seconds=1))
             )
-        # Leases so short that one which is over began after the server did.
+        # The lease must be short: an expired lease may not be older than the database server.
         settings = alerting.container.settings.model_copy(update={"lease_s": 0.1})
         sweep(replace(alerting.container, settings=settings))
     assert alerting.states() == ["waiting"]
@@ -354,7 +354,7 @@ def test_what_is_reopened_before_it_was_told_is_no_message_and_else_the_next(
     reopen_incident(alerting.container, incident, by="ann")
     alerting.pass_and_work(10 * MINUTE)
     assert statuses(receiver) == ["firing", "resolved", "firing"]
-    # Its sessions count again: what they say does not end it.
+    # Sessions after the reopening count again, and do not end the incident.
     assert alerting.incident().state is IncidentState.FIRING
 
 

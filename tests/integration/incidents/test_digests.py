@@ -1,4 +1,4 @@
-"""Storms become digests, channels have a limit, and a new channel is not sent the past."""
+"""Storms become digests, channels have a limit, and a new channel gets no past incidents."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_digest_that_fails_comes_again_under_its_id(
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert first.json == second.json
     assert set(alerting.states()) == {"delivered"}
-    # Each job's end is told, as it would be alone.
+    # The end of each job's incident is sent, as without a digest.
     for number in range(5):
         alerting.fast(f"job-{number}")
     alerting.pass_and_work(10 * MINUTE)
@@ -151,7 +151,7 @@ def test_people_get_one_screen_and_a_link_to_exactly_these_incidents(
     for _ in range(2):
         alerting.session(1.8, stage, job="other")
     alerting.pass_and_work(MINUTE)
-    # Begins later: it is not in the message.
+    # This incident fires after the digest, so it is not in it.
     alerting.slow("later")
     [got] = receiver.got
     header, causes, worst, actions = got.json["blocks"]

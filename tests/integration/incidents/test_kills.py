@@ -1,7 +1,7 @@
-"""A worker that is killed in the middle of a digest and of a week's summary: both come once more.
+"""A worker that is killed while it sends a digest and a weekly summary: both are sent again.
 
-The receiver may hear them twice, under one id and with the same words: between its answer and what
-the worker would have stored of it nothing can be done. Nothing is lost, and nothing comes anew.
+The receiver may get them twice, with the same id and text, because a worker may be killed after the
+receiver's answer and before it stores that answer. Nothing is lost, and no text changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOBS = 5
 
 @pytest.fixture
 def alerting(settings: Settings) -> Iterator[Alerting]:
-    """An installation in which another worker soon takes over from one that was killed."""
+    """Return an installation with short leases, so that another worker soon takes over."""
     soon = {"lease_s": 6.0, "lease_renew_s": 1.0, "republish_after_s": 0.5}
     receivers = {"alert_allowed_networks": LOOPBACK, "alert_attempt_limit_s": 5.0}
     container = build(settings.model_copy(update=soon | receivers))
@@ -48,7 +48,7 @@ def alerting(settings: Settings) -> Iterator[Alerting]:
 
 
 def _storm_and_week(alerting: Alerting, receiver: Receiver) -> None:
-    """Let a digest and a summary be due."""
+    """Make a digest and a weekly summary due."""
     alerting.channel(receiver)
     save_rule(alerting.container, WEEKLY, new=True)
     with alerting.container.uow() as tx:
@@ -73,7 +73,7 @@ def test_what_a_killed_worker_was_sending_comes_once_more_under_its_id(
     both, killed = threading.Barrier(2), threading.Event()
 
     def killing(_: Got) -> Reply:
-        # Both are heard and not answered when their worker dies.
+        # The worker is killed after the receiver got both and before it answers.
         if not killed.is_set():
             if both.wait(60) == 0:
                 first.kill()
@@ -101,7 +101,7 @@ def test_what_a_killed_worker_was_sending_comes_once_more_under_its_id(
         with WorkerProcess(alerting.container, tmp_path / "second.log", queue="io") as second:
             second.wait_until_ready()
             wait_for(done, "what the killed worker was sending")
-        # Whatever nudges once more finds nothing to do.
+        # Further passes send nothing more.
         alerting.work()
         by_id: dict[str, list[bytes]] = {}
         for got in receiver.got:

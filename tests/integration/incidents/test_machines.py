@@ -1,4 +1,4 @@
-"""One machine, one incident: what several jobs blame on a host is told once."""
+"""One machine, one incident: incidents of several jobs on one host are sent once."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver
 
 def test_what_is_a_job_s_own_is_no_machine_s(alerting: Alerting, receiver: Receiver) -> None:
     alerting.channel(receiver)
-    # As an earlier version stored it: with the host where it showed.
+    # Stored by an earlier version, which assigned this cause to the host too.
     own = SuspectedCause("memory_fragmentation", ("node-7",), confidence=0.95)
     for job in ("a", "b"):
         for _ in range(2):
@@ -185,13 +185,13 @@ def test_the_end_of_a_lead_and_a_job_that_joins_at_once(alerting: Alerting) -> N
 def test_what_a_killed_worker_left_is_found_by_the_next_look(
     alerting: Alerting, receiver: Receiver
 ) -> None:
-    """The fact is in the transaction of the evaluation; what follows is the sweeper's."""
+    """The evaluation stores the end of an incident; the sweeper derives the rest from it."""
     alerting.channel(receiver)
     for job in ("a", "b"):
         alerting.slow(job, host="node-7")
     alerting.fast("a")
     alerting.fast("b")
-    # Killed between the commit of b's end and the look at a, and before anything else.
+    # The state after a kill between the end of b's incident and the check of the joined one.
     [lead] = [one for one in _leads(alerting) if one.over_at is None]
     assert lead.stirred_at is not None
     alerting.work()
@@ -264,7 +264,7 @@ def test_jobs_that_go_silent_together_are_one_incident_and_one_message(
     alerting.pass_and_work(MINUTE)
     fire = [found for found in alerting.incidents() if found.state == "firing"]
     assert sum(found.cause == "no_data" for found in fire) == 20
-    # What fires is not hidden by it.
+    # The joined incident of silent jobs does not hide the slow job.
     assert sum(found.cause == "slow_worker" for found in fire) == 1
     told = receiver.got[1:]
     assert len(told) == 1
@@ -273,7 +273,7 @@ def test_jobs_that_go_silent_together_are_one_incident_and_one_message(
         r"20 jobs silent since \d\d:\d\d UTC: the network or the collector\?", title
     ), title
 
-    # One comes back; the others are still silent. The last one ends it.
+    # The joined incident stays open while a job is silent; the last returning job ends it.
     for number in range(20):
         assert {one.over_at for one in _leads(alerting)} == {None}
         alerting.session(1.0, job=f"job-{number}")

@@ -1,4 +1,4 @@
-"""E-mail, to a real server that speaks SMTP."""
+"""E-mail, sent to a real SMTP server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PICTURE = heatmap_png(np.ones((2, 2), dtype=np.float32), "llm")
 
 
 class Mailbox:
-    """Takes what comes, or answers what it is told."""
+    """A mailbox that stores messages, or answers with a configured error."""
 
     def __init__(self) -> None:
         self.got: list[tuple[list[str], EmailMessage]] = []

@@ -1,4 +1,4 @@
-"""The guard of addresses, and the way out: what it refuses, where it connects, when it gives up."""
+"""The guard of outbound requests: refused addresses, connections, and time limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "hooks.example.com"
 
 
 def at(*addresses: str) -> AddressGuard:
-    """Return a guard of a world in which every name is at these addresses."""
+    """Return a guard whose resolver gives these addresses for every name."""
     return AddressGuard(LOOPBACK, lambda _host, _port: addresses)
 
 
@@ -126,7 +126,7 @@ def test_the_connection_goes_to_the_address_that_was_checked_and_the_name_stays(
 
     def resolve(host: str, _port: int) -> Sequence[str]:
         looked_up.append(host)
-        # The second answer would lead elsewhere: DNS rebinding.
+        # A second lookup would give another address: DNS rebinding.
         return ["127.0.0.1"] if len(looked_up) == 1 else ["169.254.169.254"]
 
     with Outbound(AddressGuard(LOOPBACK, resolve), 5.0) as outbound:
@@ -206,7 +206,7 @@ def test_an_endless_answer_is_not_read_to_its_end(receiver: Receiver) -> None:
 
 
 class _Tls:
-    """A server of one name, whose certificate this test's authority has signed."""
+    """A TLS server of one name, with a certificate signed by the test's authority."""
 
     def __init__(self, authority: trustme.CA, name: str) -> None:
         self.names: list[str | None] = []

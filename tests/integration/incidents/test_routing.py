@@ -1,4 +1,4 @@
-"""Recipients: on call, the owner of a job, exactly some channels, and more people later."""
+"""Recipients of alerts: on call, the owner of a job, listed channels, and escalation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Add = Callable[..., tuple[uuid.UUID, Receiver]]
 
 @pytest.fixture
 def add(alerting: Alerting) -> Iterator[Add]:
-    """Return what adds a channel, with a receiver of its own."""
+    """Return a function that adds a channel with its own receiver."""
     with ExitStack() as stack:
 
         def added(name: str, **changes: Any) -> tuple[uuid.UUID, Receiver]:  # noqa: ANN401 - of a channel
@@ -50,7 +50,7 @@ def add(alerting: Alerting) -> Iterator[Add]:
 
 
 def only(alerting: Alerting, rule: Rule) -> None:
-    """Let there be no other rule."""
+    """Delete all other rules."""
     for known in read(alerting.container, load_rules):
         delete_rule(alerting.container, known.id)
     save_rule(alerting.container, with_new_id(rule), new=True)

@@ -1,4 +1,4 @@
-"""Keys of the secrets of channels."""
+"""Keys that encrypt the secrets of channels."""
 
 from __future__ import annotations
 

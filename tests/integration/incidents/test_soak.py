@@ -1,4 +1,4 @@
-"""A small soak; and what judges it finds what is wrong."""
+"""A small soak, and the detection of faults by its judge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_nothing_is_lost_while_workers_are_killed_and_channels_fail() -> None:
 
 
 def test_what_a_channel_threw_away_is_lost() -> None:
-    """Its answers were good, so that only a judge who asks the receiver can see it."""
+    """The receiver answered with success, so only a comparison with its messages shows the loss."""
     receiver = Receiver(0.5, 1, failures=(("unheard", 1),))
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as directory:
         verdict = run(12, 3, 1, Path(directory), receiver)
@@ -101,7 +101,7 @@ def test_a_digest_is_heard_for_each_of_its_jobs() -> None:
         }
         say(later, "b", "c")
         assert receiver.out_of_order == 0
-        # Of b something newer was heard meanwhile.
+        # Job b has got a newer message meanwhile.
         say(id_, "a", "b")
         assert receiver.out_of_order == 1
         assert receiver.digests == {f"msg_{id_.hex}", f"msg_{later.hex}"}

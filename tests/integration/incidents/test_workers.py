@@ -1,4 +1,4 @@
-"""A real worker process delivers."""
+"""Deliveries by a real worker process."""
 
 from __future__ import annotations
 

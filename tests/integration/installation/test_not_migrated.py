@@ -1,4 +1,4 @@
-"""Every command that takes a database says in a line that it is not migrated, and what to do."""
+"""Every command with a database reports a missing migration in one line, with the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# With what they need; `migrate` is the remedy, and `doctor` says the same in its table.
+# Commands with their required arguments. `migrate` is the remedy, and `doctor` reports it in its
+# table.
 ON_THE_DATABASE: Final = {
     "serve": ("--port", "0"),
     "worker": (),
@@ -44,12 +45,12 @@ ON_THE_DATABASE: Final = {
 WITHOUT_ONE: Final = {
     *("analyze", "convert", "synth", "plan", "mitigate", "hang", "pulse detect", "demo"),
 }
-# These make the schema, or look whether it is there.
+# These commands create the schema, or check it.
 OTHERS: Final = {"migrate", "restore", "doctor"}
 
 
 def _commands(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield each command, and whether a server does its work."""
+    """Yield each command, and whether it calls a server."""
     for name, found in group.commands.items():
         if isinstance(found, typer.core.TyperGroup):
             yield from _commands(found, f"{before}{name} ")
@@ -58,7 +59,7 @@ def _commands(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[
 
 
 def _said(stderr: str) -> str:
-    """Return the one line of the command; threads of other tests may have logged meanwhile."""
+    """Return the command's only line, without log lines of other tests' threads."""
     lines = [line for line in stderr.splitlines() if not line.startswith("20")]
     assert len(lines) == 1, stderr
     return lines[0]

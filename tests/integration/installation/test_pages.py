@@ -1,4 +1,4 @@
-"""What arrives, what was refused and why, and how the installation is doing."""
+"""The pages of ingestion and the installation: sessions, refusals and state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_came_of_a_job_is_told(client: httpx.Client, container: Container) 
 
 
 def guess(container: Container, job: str, *guessed: str) -> None:
-    """Store a session of four hosts, some of which guess."""
+    """Store a session of four hosts, some of whose names are guesses."""
     hosts = {"0": "node-0", "1": "node-1", "2": "node-2", "3": "node-3"}
     hosts |= {str(rank): name for rank, name in enumerate(guessed)}
     said = metadata_document(small_trace().meta) | {
@@ -91,7 +91,7 @@ def test_jobs_that_guess_their_nodes_are_told(
     assert "on which nodes they run" not in client.get("/ingest").text
     guess(container, "one", "one-worker-0")
     guess(container, "two", "two-worker-1", "two-worker-0")
-    # What counts is the latest session.
+    # Only the latest session of a job counts.
     guess(container, "corrected", "corrected-0")
     guess(container, "corrected")
     found = client.get("/api/v1/ingest").json()["guessing"]

@@ -1,4 +1,4 @@
-"""`paceline doctor` on real servers that are set wrongly: each finding says what to do."""
+"""`paceline doctor` on misconfigured servers: each problem has a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def found(container: Container, *, options: str = "", **changes: object) -> dict[str, Part]:
-    """Return what is said of an installation, by part, to a session with options of PostgreSQL."""
+    """Return the findings by part, with options of PostgreSQL for the session."""
     settings = container.settings.model_copy(update={"port": 0, **changes})
     url = container.engine.url
     connect = {"options": options} if options else {}

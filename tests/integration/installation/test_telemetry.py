@@ -1,4 +1,4 @@
-"""Traces and metrics of real processes, at a receiver that decodes them; and one that hangs."""
+"""Traces and metrics of real processes, at a receiver that decodes them, and at one that hangs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ AT_ONCE = {
 
 @pytest.fixture
 def receivers() -> Iterator[tuple[Receiver, OtlpReceiver]]:
-    """Yield one of messages, and one of telemetry."""
+    """Yield a receiver of alerts and a receiver of telemetry."""
     with Receiver() as messages, OtlpReceiver() as telemetry:
         yield messages, telemetry
 
@@ -84,18 +84,18 @@ def test_one_trace_goes_from_an_upload_to_the_message_about_it(
         serving(open_dir, *urls, settings=AT_ONCE | otlp.environment) as address,
         client_of(address) as client,
     ):
-        # A rule may ask for two slow sessions in a row.
+        # Two slow sessions, because a rule may require two in a row.
         client.headers["traceparent"] = CALLER
         assert client.post(SESSIONS, files=body(small_trace())).status_code == 202
         wait_for(lambda: _is_analyzed(container, 1), "analysis")
-        # Not quite the same: it would be the one that is there.
+        # Without the last step, because equal bytes would be the same session.
         last = int(small_trace().step.max())
         files = body(factories.select(small_trace(), small_trace().step != last))
         sent = client.post(SESSIONS, files=files)
         assert sent.status_code == 202, sent.text
         wait_for(lambda: bool(receiver.got), "message")
         del client.headers["traceparent"]
-        # In chunks: the last one ends the session, and a worker seals it.
+        # In chunks: the last one completes the session, and a worker seals it.
         for rank in np.unique(small_trace().rank).tolist():
             chunk = to_parquet(factories.select(small_trace(), small_trace().rank == rank))
             put = client.put(
@@ -130,7 +130,7 @@ def test_one_trace_goes_from_an_upload_to_the_message_about_it(
         ]
         assert above.parent == CALLER.split("-")[2]
         assert above.attributes["http.response.status_code"] == 202
-        # Where it leads to may be a secret.
+        # Without the receiver's address, which may be a secret.
         assert told.attributes == {
             "http.request.method": "POST",
             "server.address": "127.0.0.1",
@@ -138,9 +138,9 @@ def test_one_trace_goes_from_an_upload_to_the_message_about_it(
         }
         chunks = [one for one in otlp.spans if one.name.startswith("PUT ")]
         assert {one.parent for one in chunks} == {""}
-        # The trace of the session is that of the request that began it.
+        # The analysis continues the trace of a request that sent a chunk.
         assert {one.trace for one in chunks} & {one.trace for one in spans("task analyze_session")}
-        # Metrics are those of `/metrics`.
+        # The exported metrics are those of `/metrics`.
         counted = "paceline_http_requests"
         wait_for(lambda: counted in otlp.metrics, "metrics")
         scraped = client.get("/metrics").text
@@ -201,7 +201,7 @@ def test_a_receiver_that_hangs_slows_no_request_and_fills_no_memory(
                 assert _number(client, "paceline_otlp_waiting_spans") <= 10
                 return _number(client, "paceline_otlp_dropped_spans_total") > 0
 
-            # Of the first batch, which hangs, and of what waits behind it.
+            # Dropped spans of the first batch, whose export hangs, and of the full queue behind it.
             wait_for(dropped, "a full queue", limit_s=240)
             assert otlp.asked > 0
             assert not otlp.spans
@@ -228,7 +228,7 @@ def test_a_receiver_that_is_away_is_logged_once_and_counted() -> None:
 
 def _is_there(client: httpx.Client) -> bool:
     try:
-        # Without a broker and workers it is not ready, and answers.
+        # The server answers, although it is not ready without a broker and workers.
         return client.get("/healthz").is_success
     except httpx.TransportError:
         return False

@@ -1,4 +1,4 @@
-"""The documentation over HTTP: its addresses, what browsers keep of it, and what leads there."""
+"""The documentation over HTTP: its addresses, its caching, and the links to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence of an incident: one page to print and one archive."""
+"""The evidence of an incident: a page to print, and an archive."""
 
 from __future__ import annotations
 

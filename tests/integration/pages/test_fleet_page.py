@@ -1,4 +1,4 @@
-"""The page of the fleet: who counts in the chosen time, and who is silent."""
+"""The page of the fleet: jobs with sessions in the chosen time, and silent jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def job(container: Container, name: str, age: timedelta = timedelta(0), world: int = 4) -> None:
-    """Make a job with one slow session of a number of GPUs, received some time ago."""
+    """Store a job with one slow session on a number of GPUs, received some time ago."""
     stored = store(container, small_trace(), job=name)
     held = claim(container, stored.run)
     assert held is not None
@@ -48,7 +48,7 @@ def fleet_of(client: httpx.Client, query: str = "") -> Element:
 
 
 def names(page: Element, table: str) -> list[str]:
-    """Return the jobs of a table, which is not there where none are."""
+    """Return the jobs of a table; empty if the page has no such table."""
     cells = [cell for found in page.all("table", table) for cell in found.all("td", "grow")]
     return [cell.all("a")[0].text for cell in cells]
 
@@ -174,7 +174,7 @@ def test_jobs_are_listed_sorted_and_added_up_by_what_they_lose_time_to(
 
 
 def copies(container: Container, of: str, jobs: int) -> None:
-    """Add jobs whose only session is a copy of this one's, larger from each to the next."""
+    """Add jobs whose only session is a copy of this job's, with ever more GPUs."""
     columns = [column.name for column in Session.__table__.columns]
     changed = {
         "id": "gen_random_uuid()",
@@ -242,7 +242,7 @@ def test_the_file_of_silent_jobs_has_each_once_in_the_order_of_the_page(
     job(container, "heard")
     job(container, "b", timedelta(days=2))
     job(container, "a", timedelta(days=3))
-    # All at once: in the order of their names.
+    # All copies are as old, so they are ordered by name.
     job(container, "copied", timedelta(days=9))
     copies(container, "copied", 25)
     page = fleet_of(client)

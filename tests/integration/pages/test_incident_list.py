@@ -1,4 +1,4 @@
-"""The list of incidents: asked for by its address, in order, a page at a time."""
+"""The list of incidents: filtered by its address, sorted, divided into pages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from tests.support.html import Element
 
 NODE = SuspectedCause("slow_worker", ("node-17",), confidence=0.95, contribution=0.5)
-# Not sure enough for the rule of slow workers: that of slow jobs waits for a second session.
+# The confidence is too low for the rule of slow workers, and the rule of slow jobs waits for a
+# second session.
 STAGE = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
 
 
 @pytest.fixture
 def alerting(container: Container) -> Alerting:
-    """Return three jobs: a critical one, which is slower than 1.5, and two warnings."""
+    """Store three jobs: a critical one, with a slowdown over 1.5, and two warnings."""
     made = Alerting(container)
     for _ in range(2):
         made.session(1.2, STAGE, job="vision-b", labels={"owner": "kim", "team": "vision"})
@@ -41,7 +42,7 @@ def page(client: httpx.Client, path: str) -> Element:
 
 
 def jobs(found: Element) -> list[str]:
-    """Return the jobs that are listed, in their order."""
+    """Return the listed jobs in order."""
     section = found.one("section", aria_label="Open incidents")
     return [row[3].split()[0] for row in section.rows("inc")] if section.all("table") else []
 
@@ -58,7 +59,7 @@ def test_severity_comes_first_then_what_fires(alerting: Alerting, client: httpx.
     ]
 
 
-# What an address asks for, and the jobs that are listed then.
+# Queries of the address, and the jobs that each lists.
 ASKED: Final[tuple[tuple[str, list[str]], ...]] = (
     ("q=vision", ["vision-b"]),
     ("q=slow worker", ["llm-a"]),

@@ -1,4 +1,4 @@
-"""The page of incidents, and what other pages say of them."""
+"""The page of incidents, and incidents on other pages."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ def test_no_name_is_asked_for_where_nothing_can_be_done(
     found = page(client, f"/sessions/{session}")
     assert "Pending" in found.one("p", "line").text
     assert found.all("label", "who") == []
-    # On its own page it may be resolved.
+    # Only the incident's own page has the button that resolves it.
     own = page(client, f"/incidents/{alerting.incident().id}")
     assert len(own.one("section", id="chosen").all("label", "who")) == 1
     client.post(f"/api/v1/incidents/{alerting.incident().id}/resolve", json={}).raise_for_status()
-    # What a user ended can be reopened.
+    # An incident that a user resolved can be reopened.
     over = page(client, f"/incidents/{alerting.incident().id}")
     assert len(over.one("section", id="chosen").all("label", "who")) == 1
 
@@ -217,7 +217,7 @@ def test_an_incident_says_its_cost_whichever_session_showed_it_last(
     alerting: Alerting, client: httpx.Client
 ) -> None:
     alerting.slow()
-    # It holds the incident, which is no event of it.
+    # This session shows the cause again, but adds no event to the incident's history.
     alerting.session(1.3)
     [incident] = client.get("/api/v1/incidents").json()["incidents"]
     facts = page(client, f"/incidents/{incident['id']}").text

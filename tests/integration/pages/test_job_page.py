@@ -1,4 +1,4 @@
-"""The page of a job: its incidents, every session of it, and since when it is slow."""
+"""The page of a job: its incidents, all of its sessions, and the begin of its slowdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sessions(
     job: str = "llm",
     every: timedelta = timedelta(minutes=1),
 ) -> list[uuid.UUID]:
-    """Store sessions of a job, oldest first: the slowdown of each, or the state without one."""
+    """Store sessions of a job, oldest first, by slowdown, or by state if without a verdict."""
     with container.uow() as tx:
         owner = Job(name=job)
         tx.session.add(owner)
@@ -205,7 +205,7 @@ def test_a_session_says_what_was_before(
     other = analyzed(container, "other")
     ids = sessions(container, [*before, latest])
     with container.uow() as tx:
-        # Another's report will do: what was before is not in it.
+        # The report of another job, because a report does not contain earlier sessions.
         made = tx.session.get_one(StoredReport, other.session)
         blobs = {"document_blob": made.document_blob, "heatmap_blob": made.heatmap_blob}
         tx.session.add(StoredReport(session_id=ids[-1], **blobs))
@@ -250,7 +250,7 @@ def test_links_of_the_latest_session_lead_from_the_page(
     ids = sessions(container, [1.2, 1.3])
     said = {
         "<b>W&B</b>": "https://wandb.ai/run?a=1&b=2",
-        # As a version before may have stored it.
+        # As an earlier version may have stored it, without validation.
         "script": "javascript:alert(1)",
     }
     with container.uow() as tx:

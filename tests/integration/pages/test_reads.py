@@ -1,4 +1,4 @@
-"""A page is one transaction of few statements, however much there is to show, and no secret."""
+"""Each page takes one transaction of few statements for any amount of data, and shows no secret."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from app.platform.settings import Settings
 
-# What the pool sends over a connection that it gives out once more.
+# The statement with which the pool tests a connection before it is used again.
 PING: Final = ";"
 
-# Statements of each page, in its one transaction. What every page shows is one of them.
+# Number of statements of each page, in its one transaction, including the statement of every page.
 STATEMENTS: Final = {
     "/": 7,
     "/jobs/llm": 10,
     "/jobs/pulsing": 5,
     "/jobs/pulsing/live": 2,
-    # with sessions and a pulse
+    # a job with sessions and a pulse
     "/jobs/job-0": 10,
     "/jobs/llm/tensor": 3,
     "/jobs/llm/tensor/0-0": 8,
@@ -86,13 +86,13 @@ STATEMENTS: Final = {
 
 @dataclass
 class Seen:
-    """What a database was asked for."""
+    """The statements and transactions that a database has received."""
 
     statements: list[str] = field(default_factory=list)
     transactions: int = 0
 
     def watch(self, engine: Engine) -> None:
-        """See every statement of an engine, also those past SQLAlchemy."""
+        """Record every statement of an engine, also those that bypass SQLAlchemy."""
         statements = self.statements
 
         class Watched(psycopg.Cursor[Any]):
@@ -113,14 +113,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A server, and what its database was asked for."""
+    """A server, and the recorder of its statements."""
 
     container: Container
     client: httpx.Client
     seen: Seen
 
     def cost(self, path: str) -> tuple[int, int]:
-        """Return the transactions and the statements of a page."""
+        """Return the numbers of transactions and statements of a page."""
         self.seen.transactions = 0
         self.seen.statements.clear()
         self.client.get(path)
@@ -157,7 +157,7 @@ def analyzed(container: Container, trace: Trace) -> Stored:
 
 
 def send_chunks(client: httpx.Client, first: int, end: int) -> str:
-    """Send a chunk of each of these producers to a session that stays open; return its id."""
+    """Send a chunk of each producer to a session that stays open; return its id."""
     trace = factories.session(dp=3, pp=2).trace
     for producer in range(first, end):
         answer = client.put(
@@ -171,7 +171,7 @@ def send_chunks(client: httpx.Client, first: int, end: int) -> str:
 
 
 def send_pulse(site: Site, first: int, end: int) -> None:
-    """Let jobs with and without sessions have more ranks, and more minutes of a pulse."""
+    """Store more ranks, and more minutes of a pulse, for jobs with and without sessions."""
     for job in ("pulsing", "job-0"):
         if not first:
             for body in bodies(slow_job()[0]):
@@ -183,10 +183,10 @@ def send_pulse(site: Site, first: int, end: int) -> None:
 
 
 def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, object]:
-    """Make a row of everything for each number; return what the pages' addresses name."""
+    """Store an object of every kind for each number; return the parameters of addresses."""
     container, alerting = site.container, Alerting(site.container)
     for number in range(first, end):
-        # Every message to every channel would be hundreds; two hear of all there is.
+        # Only two channels are enabled, because all messages to all channels would be hundreds.
         alerting.channel(receiver, f"hook-{number}", enabled=number < 2)
         alerting.slow(f"job-{number}")
         alerting.slow(f"over-{number}")
@@ -239,7 +239,7 @@ def test_a_page_is_one_transaction_of_as_many_statements_however_many_rows_there
 
 
 class Tables(HTMLParser):
-    """The file that each table names, and the files that can be downloaded."""
+    """The CSV file of each table of a page, and the links that download files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Tables(HTMLParser):
 
 
 def files_of_tables(page: str) -> set[str]:
-    """Return the files of a page's tables, each of which has a link to download it."""
+    """Return the files of a page's tables, after checking that each has a link."""
     seen = Tables()
     seen.feed(page)
     assert seen.offered.issuperset(seen.named), set(seen.named) - seen.offered

@@ -1,4 +1,4 @@
-"""Saved views: one's own, opened by everyone who has the link."""
+"""Saved views: listed for their owner, and opened by every user who has the link."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_plan_is_stored_searched_and_read(container: Container, client: httpx.
     assert found["gap"] == 0
     assert found["spec"] == small_spec()
     assert (found["plan"]["schema"], found["plan"]["optimal"]) == ("paceline.plan/1", True)
-    # Written as the command line writes it: without the keys that only other methods have.
+    # The command line's format: keys of other methods are left out.
     assert {**found["plan"], "planning_time_s": 0, "comparison": 0} == {
         **cast("dict[str, object]", plain(expected)), "planning_time_s": 0, "comparison": 0,
     }  # fmt: skip
@@ -102,7 +102,7 @@ def test_the_same_question_is_the_same_plan(container: Container, client: httpx.
     assert do(container, asked_for(container, answers[0]))
     again = post(client, spec=small_spec())
     assert (again.status_code, again.json()["state"]) == (200, "planned")
-    # Browsers write whole numbers without a point.
+    # Browsers write whole numbers without a decimal point.
     as_browser = json.loads(json.dumps(small_spec()).replace(".0", ""))
     assert post(client, spec=as_browser).status_code == 200
     assert post(client, spec=small_spec(), method="ditto").status_code == 202
@@ -296,7 +296,7 @@ def test_a_job_that_fits_nowhere_says_what_would_do(
 ) -> None:
     request = read_request({"spec": small_job_spec(devices=ONE_NODE)})
     assert isinstance(request.spec, JobSpec)
-    # The states alone fit, and nothing else does.
+    # Memory for the states only, without activations.
     needed = least_bytes(request.spec) / 2 / (1 - MEMORY_MARGIN) * 1.001
     small = [{**ONE_NODE[0], "memory_bytes": needed}]
     response = post(client, spec=small_job_spec(devices=small))

@@ -1,4 +1,4 @@
-"""The plan of a stored session's whole job, over HTTP."""
+"""The plan of the whole job of a stored session, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on real workers that are killed, canceled and out of time."""
+"""Plans on real workers that are killed, canceled or exceed the time limit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_worker_killed_in_the_middle_of_a_search(container: Container, tmp_path:
         wait_for_state(container, asked, "planned")
     row, run = plan_row(container, asked.plan), run_row(container, asked)
     assert (run.state, run.attempt, count_blobs(container)) == ("done", 2, 1)
-    # Out of time: the best so far, with what is proven of it.
+    # After the time limit: the best template so far, with its proven gap.
     assert row.gap is not None
     assert row.outline is not None
 

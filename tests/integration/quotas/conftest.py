@@ -1,4 +1,4 @@
-"""Quotas are asked over HTTP, as the API's tests do."""
+"""Fixtures of the API's tests: quotas are tested over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is over a project's quota is refused by its name, exactly, and nothing of it is stored."""
+"""Requests over a project's quota are refused with the quota's name, and store nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def send(installation: Installation, number: int) -> httpx.Response:
-    """Send a session that no other number is."""
+    """Send a session whose bytes differ for each number."""
     return installation.post(params=bodies.SIZES | {"run_id": str(number)})
 
 
@@ -66,7 +66,7 @@ def test_the_third_session_is_over_the_quota(install: Install, quota: str, limit
         rows = installation.rows()
         refused(send(installation, 2), quota)
         assert installation.rows() == rows
-        # What is there already costs nothing.
+        # A repeated session does not count again.
         assert send(installation, 1).status_code == 200
         found = used(installation)
         assert (found.sessions_this_hour, found.bytes, found.operations) == (
@@ -121,7 +121,7 @@ def test_open_sessions_are_counted_until_they_are_sealed(install: Install) -> No
     with install(quota_open_sessions=2) as installation:
         assert [chunk(installation, session=number).status_code for number in (1, 2)] == [202, 202]
         refused(chunk(installation, session=3), "open_sessions")
-        # One that is open goes on.
+        # An open session still accepts chunks.
         assert chunk(installation, session=1, producer="b").status_code == 202
         assert seal(installation, 1).status_code == 202
         assert chunk(installation, session=3).status_code == 202
@@ -133,7 +133,7 @@ def test_producers_of_open_sessions_are_counted(install: Install) -> None:
         for session, producer in ((1, "a"), (1, "b"), (2, "a")):
             assert chunk(installation, session=session, producer=producer).status_code == 202
         refused(chunk(installation, session=2, producer="b"), "producers")
-        # Who is counted may send more.
+        # A counted producer may send more chunks.
         assert chunk(installation, session=1, producer="a", number=1).status_code == 202
         installation.absorb_all()
         assert used(installation).producers == 3
@@ -159,7 +159,7 @@ def test_jobs_are_counted_whoever_makes_them(install: Install) -> None:
         refused(announce(installation, "c", "1"), "jobs")
         refused(TrainingJob(installation.client, "c").send(*HEALTHY), "jobs")
         assert installation.rows() == rows
-        # Those that are there go on.
+        # Existing jobs still accept sessions.
         assert installation.post(job="b").status_code == 202
         assert announce(installation, "a", "1").status_code == 201
         assert used(installation).jobs == 2
@@ -192,7 +192,7 @@ def test_attempts_are_counted(install: Install) -> None:
     with install(quota_attempts=2) as installation:
         assert [announce(installation, "a", run).status_code for run in "12"] == [201, 201]
         refused(announce(installation, "b", "1"), "attempts")
-        # One that was announced has its number.
+        # An announced attempt keeps its number.
         assert announce(installation, "a", "2").status_code == 200
         assert used(installation).attempts == 2
 
@@ -212,7 +212,7 @@ def test_devices_of_probes_are_counted(install: Install) -> None:
         assert installation.client.post(f"{hosts}/node-1/probes", json=probe).status_code == 201
         more = installation.client.post(f"{hosts}/node-2/probes", json=probe_of(650.0, 651.0))
         refused(more, "probed_devices")
-        # Sent once more, it is none more.
+        # A repeated probe does not count again.
         assert installation.client.post(f"{hosts}/node-1/probes", json=probe).status_code == 201
         assert installation.client.get(f"{hosts}/node-2/probe").status_code == 404
         assert used(installation).probed_devices == 2
@@ -228,7 +228,7 @@ def test_of_many_announcements_at_once_just_as_many_pass_as_may(install: Install
 
 
 def test_what_is_stored_while_a_sum_is_made_is_in_it(installation: Installation) -> None:
-    """A session that commits between the sum and the lock would count for nothing."""
+    """Otherwise a session that commits between the sum and the lock would not count."""
     container = installation.container
     send(installation, 0)
     storing = container.uow()

@@ -1,4 +1,4 @@
-"""A session is analyzed again, one or many, and nothing is doubled or lost on the way."""
+"""Sessions are analyzed again, one or many, and nothing is doubled or lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_dead_session_is_analyzed_again_and_gets_its_report(container: Contain
     [run] = _queued(container)
     assert execute(container, LeaseKeeper(container), run)
     assert session_row(container, stored).state == "analyzed"
-    # What failed stays to be looked at.
+    # The failed task run is kept.
     assert task_row(container, stored).state == "dead"
     assert [entry.action for entry in read(container, list_entries, 1)] == ["had analyzed again"]
 
@@ -119,7 +119,7 @@ def test_many_are_queued_in_pieces_until_none_is_left(container: Container) -> N
     kept = _analyzed(container)
     first = analyze_many_again(container, Selection(job="llm"), 3)
     assert (first.queued, first.left) == (3, 2)
-    # The newest come first.
+    # The newest sessions are queued first.
     assert [session_row(container, one).state for one in dead] == ["failed"] * 2 + ["queued"] * 3
     rest = analyze_many_again(container, Selection(job="llm", before=first.before), 100)
     assert (rest.queued, rest.left) == (2, 0)
@@ -135,7 +135,7 @@ def test_after_an_update_each_session_is_analyzed_once_more(container: Container
     assert analyze_many_again(container, selection, 2).queued == 2
     for run in _queued(container):
         assert execute(container, LeaseKeeper(container), run)
-    # Those that are through are not found again.
+    # Sessions that were queued before are not selected again.
     assert analyze_many_again(container, selection, 2).queued == 1
     assert analyze_many_again(container, selection, 2).queued == 0
     with container.reading() as tx:

@@ -1,4 +1,4 @@
-"""Routes and commands of what is kept, against a real server."""
+"""Routes and commands of retention, with a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backup, restored into a new installation, holds everything as it was."""
+"""A backup, restored into a new installation, contains everything."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_restored_installation_gives_the_same_report(
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.glob("*.part")) == []
 
-    # Over what is there it is not restored.
+    # A database that is not empty is not overwritten.
     done = paceline("restore", file)
     assert (done.returncode, "[backup.not_empty]" in done.stderr) == (1, True)
 
@@ -59,14 +59,14 @@ def test_a_restored_installation_gives_the_same_report(
         damaged = tmp_path / "damaged.dump"
         damaged.write_bytes(file.read_bytes()[:-2000])
         assert paceline("restore", damaged).returncode == 1
-        # Of the damaged one nothing came, so that the whole one finds the database empty.
+        # The damaged backup restored nothing, so that the whole one finds the database empty.
         assert paceline("restore", file).returncode == 0
         other = build(container.settings.model_copy(update={"database_url": url}))
         assert read(other, report_json, session) == report
         assert (read(other, heatmap, session) == read(container, heatmap, session)).all()
         assert len(read(other, stored_trace, session).unpack()) == len(small_trace())
         assert read(other, list_entries, 9) == read(container, list_entries, 9)
-        # It goes on: numbers and ids follow those that were given.
+        # The restored installation continues its numbers and ids.
         _analyzed(other)
         other.close()
 
@@ -78,15 +78,15 @@ def test_an_embedded_installation_is_backed_up_while_it_runs(
     file = open_dir / "paceline.dump"
     monkeypatch.delenv("PACELINE_DATABASE_URL", raising=False)
     monkeypatch.setenv("PACELINE_DATA_DIR", str(first))
-    # In a wide table nothing is wrapped.
+    # A wide terminal, in which no cell is wrapped.
     monkeypatch.setenv("COLUMNS", "300")
     with EmbeddedPostgres(first, durable=False) as server:
         migrate.upgrade(server.url)
         assert running_url(first) == server.url
         assert paceline("backup", file).returncode == 0
-        # Nor does it keep anybody from asking after it.
+        # `paceline doctor` works while the server runs.
         assert "not configured; blobs: 0 there, 0 in the database" in paceline("doctor").stdout
-        # Who serves it would not notice what is put under it.
+        # A running server would not notice that its data are replaced.
         assert "[instance.running]" in paceline("restore", file).stderr
     assert running_url(first) is None
 

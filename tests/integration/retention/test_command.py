@@ -1,4 +1,4 @@
-"""`paceline retention`: what is kept is read and changed over HTTP, and done on the database."""
+"""`paceline retention`: rules are read and changed over HTTP, and applied on the database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["company"]
 
 
 def _analyzed(company: Company, days: float) -> Stored:
-    """Store a session that was received a number of days ago, and count it as analyzed."""
+    """Store a session that was received a number of days ago, marked as analyzed."""
     stored = store(company.ours, small_trace())
     with company.ours.uow() as tx:
         tx.session.execute(
@@ -61,7 +61,7 @@ def test_what_is_kept_is_shown_and_changed(company: Company) -> None:
 
     done = paceline("retention", "set", "traces", "--days", "30", "--bytes", "5000000")
     assert (done.returncode, _row(done.stdout, "traces")[-2:]) == (0, ["30", "5,000,000"])
-    # What is not said stays.
+    # A rule that the command does not name stays.
     assert paceline("retention", "set", "traces", "--days", "all").returncode == 0
     rules = read(company.ours, rules_of)
     assert (rules.traces, rules.task_runs) == (Keep(bytes=5_000_000), Keep(days=90))
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
 ) -> None:
     before = read(company.ours, rules_of)
     refused = paceline("retention", "set", *wrong)
-    # In the box of an error a sentence may be broken anywhere.
+    # The box of an error may break a sentence anywhere.
     said = " ".join(refused.stderr.replace("│", " ").split())
     assert (refused.returncode, refused.stdout) == (status, "")
     assert words in said
@@ -107,7 +107,7 @@ def test_a_run_takes_away_what_is_over_the_rules_with_its_bytes(company: Company
     assert session_row(company.ours, young).trace_blob is not None
     with company.container.everywhere().reading() as tx:
         assert tx.session.execute(select(func.count()).select_from(DoomedBlob)).scalar_one() == 0
-    # Again, although the project was looked at a moment ago: there is nothing left to take.
+    # The second run looks at the project again, and finds nothing to delete.
     assert paceline("retention", "run").stdout == "removed: 0\n"
     assert paceline("retention", "set", "traces", "--days", "1").returncode == 0
     assert paceline("retention", "run").stdout == "removed: 1\n"

@@ -1,4 +1,4 @@
-"""What is deleted is gone at once for everybody, and whole after a while."""
+"""Deleted objects are invisible at once, and their bytes are deleted later."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_deleted_session_is_gone_and_its_number_is_free(container: Container) 
         read(container, report_json, gone.session)
     assert read(container, report_json, kept.session)
     assert read(container, use_of, container.project_id).operations == len(small_trace())
-    # Again, it is as if it had never been there.
+    # The second deletion finds no session.
     with pytest.raises(NotFoundError):
         delete_session(container, gone.session)
     [entry] = read(container, list_entries, 1)
@@ -100,7 +100,7 @@ def test_a_deleted_job_takes_everything_along_and_its_name_is_free(container: Co
     with pytest.raises(NotFoundError):
         delete_job(container, "llm")
     assert [job.name for job in read(container, fleet).jobs] == ["other"]
-    # Its room is free at once, before the sweeper takes its bytes.
+    # The quota is free at once, before the sweeper deletes the bytes.
     assert read(container, use_of, container.project_id).operations == len(small_trace())
     with container.reading() as tx:
         about = select(Job.name).join(AlertGroup, AlertGroup.job_id == Job.id)
@@ -118,7 +118,7 @@ def test_a_deleted_job_takes_everything_along_and_its_name_is_free(container: Co
 def test_what_a_killed_sweeper_left_the_next_one_takes_away(container: Container) -> None:
     stored = _analyzed(container)
     delete_session(container, stored.session)
-    # A transaction of the first one is lost in its middle.
+    # A transaction of the first sweeper is interrupted.
     engine = container.engine
     with engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM blob_part")

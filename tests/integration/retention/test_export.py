@@ -1,4 +1,4 @@
-"""An export holds all of a session, in forms that the program itself reads again."""
+"""An export contains all data of a session, in formats that the program reads itself."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_job_is_exported_with_what_is_kept_of_its_sessions(container: Containe
     gone = _analyzed(container)
     _analyzed(container, "other")
     pieces = export_job(container, "llm")
-    # Deleted while it is exported.
+    # The session is deleted while it is exported.
     delete_session(container, gone.session)
     files = _files(pieces)
     assert {name.split("/")[2] for name in files} == {"session-1", "session-2"}
@@ -110,7 +110,7 @@ def test_the_command_writes_a_whole_file_or_none(
     assert paceline("project", "export", "default", "--out", out).returncode == 0
     assert len(_files([out.read_bytes()])) == len(ALL)
     none = tmp_path / "none.tar"
-    # Of a project that the token is not for.
+    # The token has no access to this project.
     assert paceline("project", "export", "other", "--out", none).returncode == 1
     done = paceline("job", "export", "unknown", "--out", none)
     assert (done.returncode, done.stderr.endswith("[not_found]\n")) == (1, True)

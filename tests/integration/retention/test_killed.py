@@ -1,4 +1,4 @@
-"""A sweeper that is killed in its middle leaves nothing half done that the next does not end."""
+"""A killed sweeper leaves only partial work that the next sweeper completes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.platform.container import Container
 
 SESSIONS: Final = 80
-# With transactions so small that it is killed between many of them.
+# Small transactions, so that the sweeper can be killed between many of them.
 SWEEP: Final = """
 from app.bootstrap import build
 from app.access import moves
@@ -63,7 +63,7 @@ def _traces(container: Container) -> int:
 
 
 def _kill_in_the_middle(container: Container) -> None:
-    """Run sweepers that are killed as soon as each has done a little."""
+    """Run sweepers, each of which is killed after a few deletions."""
     environment = os.environ | container.settings.environment()
     everywhere = container.everywhere()
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_retention(container: Container) -> None:
         tx.session.execute(update(Retention).values(looked_at=None))
     keep_to_rules(container)
     assert _traces(container) == 0
-    # The reports, and nothing that only a list knows.
+    # Only the reports are left, and no row of the list of deletable bytes.
     assert count_blobs(container) == 2 * SESSIONS
     with container.everywhere().reading() as tx:
         assert not tx.session.execute(select(DoomedBlob)).all()

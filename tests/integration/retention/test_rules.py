@@ -1,4 +1,4 @@
-"""What a project keeps: the oldest goes first, by age and by size, and what is pinned stays."""
+"""Retention rules: the oldest data are deleted first, by age and by size; pinned data stay."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _has_trace(container: Container, stored: Stored) -> bool:
 
 
 def _pass(container: Container) -> int:
-    """Do a pass, however long ago the last one was."""
+    """Run a pass, whenever the last one was."""
     with container.everywhere().uow() as tx:
         tx.session.execute(update(Retention).values(looked_at=None))
     return keep_to_rules(container)
@@ -89,13 +89,13 @@ def test_old_traces_go_and_their_reports_stay_and_say_so(container: Container) -
     with pytest.raises(NotFoundError, match="were deleted") as gone:
         read(container, stored_trace, old.session)
     assert gone.value.stable_code == "trace.removed"
-    # Also for who has just asked it, and for whom it was ready.
+    # Also for a session that was prepared in memory a moment ago.
     with pytest.raises(NotFoundError, match="were deleted"):
         prepared_session(container, old.session).__enter__()
     with pytest.raises(ConflictError):
         analyze_again(container, old.session)
     assert len(read(container, stored_trace, new.session).unpack()) == len(small_trace())
-    # Its bytes are gone, and nothing else: a report is two blobs.
+    # Only the trace's bytes are deleted: a report has two blobs.
     assert count_blobs(container) == 2 + 3
     assert read(container, use_of, container.project_id).operations == len(small_trace())
     assert _pass(container) == 0
@@ -108,7 +108,7 @@ def test_over_the_size_the_oldest_go_and_pinned_ones_stay(container: Container) 
     set_rules(container, RetentionRules(traces=Keep(bytes=2 * one + one // 2)))
     assert keep_to_rules(container) == 1
     assert [_has_trace(container, one) for one in sessions] == [True, False, True, True]
-    # With it there is still too much, but it is pinned.
+    # The size is still exceeded, but the remaining session is pinned.
     assert _pass(container) == 0
     pin_session(container, sessions[0].session, pinned=False)
     assert _pass(container) == 1
@@ -145,7 +145,7 @@ def test_heatmaps_go_before_reports(container: Container) -> None:
     set_rules(container, RetentionRules(heatmaps=Keep(days=5)))
     keep_to_rules(container)
     assert read(container, report_json, stored.session)
-    # The report has the mean of the steps, and no single ones.
+    # The report contains the mean of the steps, but no single steps.
     np.testing.assert_allclose(read(container, heatmap, stored.session), mean, rtol=1e-5)
     with pytest.raises(NotFoundError) as gone:
         read(container, heatmap, stored.session, 1)
@@ -157,12 +157,12 @@ def test_heatmaps_go_before_reports(container: Container) -> None:
     with pytest.raises(NotFoundError) as gone:
         read(container, report_json, stored.session)
     assert gone.value.stable_code == "report.removed"
-    # What lists show of it stays.
+    # The values that lists show stay.
     row = session_row(container, stored)
     assert stored_verdict(container, stored) is not None
     assert (row.state, count_blobs(container)) == ("analyzed", 1)
 
-    # Analyzed again, it has one again, for as long as it is pinned.
+    # A pinned session that is analyzed again keeps its new report.
     pin_session(container, stored.session, pinned=True)
     analyze_again(container, stored.session)
     with container.reading() as tx:
@@ -182,7 +182,7 @@ def test_work_that_is_over_goes_by_age(container: Container) -> None:
 
 
 def _told(container: Container, days: float) -> None:
-    """Deliver three messages of one job, a number of days ago."""
+    """Store three delivered messages of one job, a number of days old."""
     Alerting(container).slow()
     channel = create_channel(
         container, name="x", kind="webhook", config={"url": "https://x.example"}, enabled=False
@@ -232,7 +232,7 @@ def test_old_probes_go_but_the_latest_of_each_host(container: Container) -> None
         assert losses_of(tx, RetentionRules()) == {"probes": 3}
     assert keep_to_rules(container) == 3
     assert [len(read(container, probes_of, host)) for host in "abc"] == [2, 2, 2]
-    # There is room for others again.
+    # The quota has room for other devices again.
     assert read(container, use_of, container.project_id).probed_devices == 6
 
 
@@ -248,13 +248,13 @@ def test_every_kind_has_a_size_of_its_own(container: Container) -> None:
         set_rules(container, _checked({kind.name: {"bytes": 0}}))
         keep_to_rules(container)
         after = read(container, uses_of)
-        # What is pinned, the last that was told or probed and the log of two years stay, and other
-        # kinds.
+        # Pinned data, the last delivery and probe, the log of two years, and other kinds of data
+        # stay.
         none = dict.fromkeys(("task_runs", "hangs", "pulse_rows", "pulse_spans"), 0)
         left = {**none, "audit": after["audit"].count}.get(kind.name, 1)
         assert after[kind.name].count == left, kind.name
         for other in KINDS:
-            # A report takes its heatmaps along, and every change is in the log.
+            # A deleted report deletes its heatmaps, and every change is logged.
             if other.name not in {kind.name, "heatmaps", "audit"}:
                 assert after[other.name].count == before[other.name].count, (kind.name, other.name)
     assert session_row(container, kept).trace_removed_at is None
@@ -305,14 +305,14 @@ def test_a_pass_that_was_cut_off_is_finished_by_the_next(
     for limit in ("ROWS", "FOUND", "PARTS"):
         monkeypatch.setattr(rules, limit, 1)
     monkeypatch.setattr(rules, "PASS_LIMIT_S", 0.0)
-    # No time at all: nothing is done, and the project is not counted as looked at.
+    # With no time for a pass nothing is deleted, and the project's pass does not count as done.
     assert keep_to_rules(container) == 0
     monkeypatch.setattr(rules, "PASS_LIMIT_S", 10.0)
     assert keep_to_rules(container) == 3
     assert not any(_has_trace(container, one) for one in sessions)
     with container.everywhere().reading() as tx:
         assert tx.session.execute(select(func.count()).select_from(DoomedBlob)).scalar() == 0
-    # Until minutes later, there is nothing to look at.
+    # The next pass over the project is minutes later.
     _analyzed(container, days=9)
     assert keep_to_rules(container) == 0
     assert _pass(container) == 1

@@ -1,4 +1,4 @@
-"""Two sessions side by side over HTTP: page, files and API."""
+"""The comparison of two sessions over HTTP: page, CSV files and API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @cache
 def trace(slow: float = 1.0, *, dp: int = 2) -> Trace:
-    """Return a session of a job in which worker (1, 1) is so slow."""
+    """Return a session of a job in which worker (1, 1) is slow by a factor."""
     job = JobModel(Sizes(dp=dp, pp=2), microbatches=4, steps=12)
     return synthesize(job, [SlowWorker((1, 1), slow)] if slow > 1 else [], seed=1).trace
 

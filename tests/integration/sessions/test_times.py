@@ -1,4 +1,4 @@
-"""Two times of a job over HTTP."""
+"""The comparison of two time ranges of a job over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice over HTTP."""
+"""Advice on tensor-parallel groups over HTTP."""
 
 from __future__ import annotations
 

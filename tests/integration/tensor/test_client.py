@@ -1,4 +1,4 @@
-"""What the client of a training job sends is what the server reads, and the other way round."""
+"""The client of a training job and the server understand each other's documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_client_reports_gets_a_plan_and_acknowledges_it(
     with closing(Service(peer, size=4)) as service:
 
         def newer(after: int) -> bool:
-            """Run a step; the thread sends the newest report, so that some may be left out."""
+            """Run a step; the client's thread sends the newest report only."""
             job.step += 1
             service.report(job.body(*SLOW))
             found = service.offer()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def job(client: httpx.Client) -> TrainingJob:
-    """Return a job that was heard of and whose plans are applied."""
+    """Return a known job whose plans are applied."""
     found = TrainingJob(client)
     found.report(*HEALTHY)
     assert found.switch("apply").status_code == 200
@@ -56,7 +56,7 @@ def test_a_straggler_that_comes_and_goes(container: Container, job: TrainingJob)
     assert plan["expires_step"] == job.step + 200
     assert states(container) == [(1, "semi", "in_force")]
 
-    # What it does is no recovery.
+    # The faster steps under the plan are no recovery.
     assert job.report(*SLOW, steps=5) is None
     assert job.report(*HEALTHY) is None
     gone = job.report(*HEALTHY)
@@ -162,12 +162,12 @@ def test_switching_makes_another_version_and_is_written_down(job: TrainingJob) -
     ]  # fmt: skip
     taken_back = job.ask().json()
     assert (taken_back["version"], taken_back["method"], taken_back["apply"]) == (3, "none", True)
-    # With the switch off a job still undoes what it applied.
+    # Switched off, the server still makes the job undo the applied plan.
     job.take(taken_back)
     assert job.report(*SLOW, steps=2) is not None
 
 
-# Leaving out a tenth of one rank in four buys less than 5 %: then nothing is left out.
+# With a budget of a tenth, the gain is below 5 %, so nothing is left out.
 @pytest.mark.parametrize(("wanted", "gamma"), [(0.1, 0.0), (0.9, 0.25), (None, 0.25)])
 def test_the_server_only_lowers_the_budget(
     job: TrainingJob, wanted: float | None, gamma: float
@@ -241,7 +241,7 @@ def test_a_plan_does_not_outlive_its_attempt(container: Container, job: Training
         assert connection.execute(select(TensorReport.step)).scalars().all() == [1]
     refused = job.client.post(f"{job.address}/timings", json=job.body(*SLOW, **old, step=900))
     assert (refused.status_code, refused.json()["code"]) == (409, "tensor.old_attempt")
-    # A new attempt may have other sizes, and counts its plans anew.
+    # A new attempt may have other sizes, and starts the numbers of its plans anew.
     assert job.report(*SLOW) is not None
     assert job.known == 1
 

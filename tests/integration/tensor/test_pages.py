@@ -1,4 +1,4 @@
-"""The pages of tensor-parallel groups and the files behind their figures."""
+"""The pages of tensor-parallel groups, and the CSV files of their figures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_replacement_is_weighed_against_the_restart_that_it_costs(
 
     job.report(8.0, 1.0, 1.0, 1.0)
     advised = _replacement(client)
-    # Of 8 s a step 7 go: the ten minutes are back after 11 min 25 s.
+    # 7 of 8 s a step are saved, so ten minutes of restart pay after 11 min 25 s.
     assert "Or replace rank 0: 88 % less, no loss" in advised
     assert "about 10 min of restart; it pays after 11 min without a plan" in advised
     assert "assumed" in advised

@@ -1,4 +1,4 @@
-"""Who may switch a job's plans, and where it is written down."""
+"""The right to switch a job's plans, and its entry in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def company(settings: Settings) -> Iterator[Company]:
-    """Yield a server that asks everybody who they are."""
+    """Yield a server that requires sign-in."""
     with serving(settings) as found:
         yield found
 

@@ -1,6 +1,6 @@
-"""A second physics of training jobs, to referee the diagnosis.
+"""A second physics of training jobs, which tests the diagnosis independently.
 
-It shares nothing with the product, not even a constant: its own schedules, its own execution of
-events, its own models of faults and its own random draws, written from what papers and the sources
-of frameworks say. The rules of the diagnosis are never fitted to it. Times are float seconds.
+It shares no code or constant with the product: it has its own schedules, execution of events, fault
+models and random draws, written from papers and the sources of frameworks. The rules of the
+diagnosis are never fitted to it. Times are in seconds.
 """

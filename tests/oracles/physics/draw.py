@@ -1,4 +1,4 @@
-"""Jobs by seed: a random shape, a random world, and what is to go wrong in it."""
+"""Jobs by seed: a random shape, random times, and a fault."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.oracles.physics.world import World, draw_world
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *BETWEEN, *LINKS, *TENSOR, *RANKS)
 }
-# Those that have two causes, or are rare: of what fixes bring, not of how well causes are told.
+# Faults with two causes, and rare ones: they test fixes, not the score of the diagnosis.
 MIXED_FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in MIXED}
 
 
 def draw_shape(rng: np.random.Generator) -> Shape:
-    """Draw a job's sizes and habits."""
+    """Draw a job's sizes and ways of execution."""
     schedule = Schedule(rng.choice([kind.value for kind in Schedule], p=[0.12, 0.46, 0.27, 0.15]))
     interleaved = schedule is Schedule.INTERLEAVED
     pp = int(rng.choice([2, 3, 4, 6, 8])) if interleaved else int(rng.choice([1, 2, 2, 3, 4, 8]))
     dp = int(rng.choice([1, 2, 3, 4, 6, 8, 12]))
     vpp = int(rng.integers(2, 5)) if interleaved else 1
     microbatches = pp * int(rng.integers(2, 5)) if interleaved else int(rng.integers(4, 25))
-    # Fused calls meet the other direction of the same neighbor, which 1F1B alone has throughout.
+    # Fused calls need the other direction of the same neighbor, which only 1F1B always has.
     plain = schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
     postings = [Posting.OVERLAP, Posting.WINDOW] + ([Posting.BLOCKING] if plain else [])
     posting = postings[int(rng.integers(len(postings)))]
@@ -65,14 +65,14 @@ def draw_shape(rng: np.random.Generator) -> Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """The worlds of a job: whoever changes one executes all else as it was drawn.
+    """The worlds of a job: a changed world is executed with all other draws unchanged.
 
     Parameters
     ----------
     shape : Shape
     fault : Fault or None
     healthy : World
-        As first drawn.
+        Without the fault.
     struck : Struck
         With the fault.
     gap_s : float
@@ -92,7 +92,7 @@ class Drawn:
 
     @property
     def usual(self) -> World:
-        """Return the job with all well but the division of its layers."""
+        """Return the healthy job with its actual division of layers."""
         return self.healthy if self.struck.usual is None else self.struck.usual
 
 
@@ -106,8 +106,8 @@ class Job:
     execution : Execution
         With the fault.
     slowdown : float
-        Its time ÷ the time of the same job without the fault, all else drawn alike. Of what holds
-        it up between steps from the end of the first step on: nothing before that is recorded.
+        Its time ÷ the time of the same job without the fault, with all other draws equal. Faults
+        between steps count from the end of the first step on, because nothing before is recorded.
     """
 
     drawn: Drawn
@@ -116,17 +116,17 @@ class Job:
 
     @property
     def shape(self) -> Shape:
-        """Return sizes and habits."""
+        """Return sizes and ways of execution."""
         return self.drawn.shape
 
     @property
     def fault(self) -> Fault | None:
-        """Return what is wrong; None of a healthy job."""
+        """Return the fault; None for a healthy job."""
         return self.drawn.fault
 
     @property
     def workers(self) -> frozenset[Worker]:
-        """Return who is at fault, as (dp, pp)."""
+        """Return the faulty workers as (dp, pp)."""
         return self.drawn.struck.workers
 
     @property
@@ -135,7 +135,7 @@ class Job:
         return self.drawn.struck.stage
 
     def recording(self) -> Recording:
-        """Return what a profiler writes down of it, which takes longer than executing it."""
+        """Return a profiler's recording of the job, which takes longer than its execution."""
         return record(self.drawn.struck.world, self.execution, gap_s=self.drawn.gap_s)
 
 
@@ -146,7 +146,7 @@ def draw_worlds(
     fits: Callable[[Shape], bool] = anywhere,
     steps: int | None = None,
 ) -> Drawn:
-    """Return the worlds of a seed's job, healthy or with a fault, of a shape that can have it.
+    """Return the worlds of a seed's job, healthy or with a fault, with a suitable shape.
 
     Parameters
     ----------
@@ -154,9 +154,9 @@ def draw_worlds(
     fault : str or None
         A name in `FAULTS` or `MIXED_FAULTS`.
     fits : callable
-        Which shapes are wanted.
+        Whether a shape is wanted.
     steps : int or None
-        How many steps are recorded; None as drawn.
+        Number of recorded steps; None for the drawn number.
     """
     rng = np.random.default_rng([seed, 0x9A7A])
     kind = None if fault is None else {**FAULTS, **MIXED_FAULTS}[fault]
@@ -178,7 +178,7 @@ def draw_job(seed: int, fault: str | None) -> Job:
 
 
 def run_job(drawn: Drawn) -> Job:
-    """Return a job that was drawn, executed with and without its fault."""
+    """Return a drawn job, executed with and without its fault."""
     execution = execute(drawn.struck.world)
     without = execution if drawn.fault is None else execute(drawn.without)
     if drawn.fault is not None and drawn.fault.between:

@@ -1,8 +1,9 @@
-"""Execution of a job's events: when everything starts and ends.
+"""Execution of a job's events: the start and the end of each.
 
 Every stage has a host that launches in program order, a stream that computes in order, and a
-stream for each kind of transfer. A transfer moves once both of its ends are posted; a collective
-once all of its members are there. All steps begin together: the gradient norm is read before them.
+stream for each kind of transfer. A transfer moves data once both of its ends are posted, a
+collective once all of its members have reached it. All stages begin a step together, because the
+gradient norm is computed before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.oracles.physics.world import Times, World
 
 
 class DeadlockError(Exception):
-    """No stage can go on: the programs wait for one another."""
+    """No stage can continue: the programs wait for one another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """What happened.
+    """The executed events and steps.
 
     Parameters
     ----------
@@ -59,20 +60,20 @@ class Execution:
 
 @dataclass(slots=True)
 class _Stage:
-    """Where a stage's host and streams are."""
+    """The progress of a stage's host and streams."""
 
     number: int
     program: list[Instruction]
     host_s: Times
     computing_s: Times
     next: int = 0
-    # The transfer that each kind's stream is at.
+    # By kind of transfer: the last transfer on the kind's stream.
     streams: dict[str, Pass] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of the step so far."""
+    """The progress of the step."""
 
     events: list[Event] = field(default_factory=list)
     ended_s: dict[Pass, Times] = field(default_factory=dict)
@@ -100,7 +101,7 @@ def execute(world: World) -> Execution:
 
 
 def _begin(world: World, state: _State, number: int) -> _Stage:
-    """Gather the parameters of a stage's chunks; its first pass needs them all."""
+    """Gather the parameters of a stage's chunks, all of which its first pass needs."""
     shape = world.shape
     host_s = world.between_s[number] + world.before_s[number]
     free_s = host_s
@@ -114,13 +115,13 @@ def _begin(world: World, state: _State, number: int) -> _Stage:
 
 
 def _collected(world: World, stage: int, start_s: Times, moving_s: Times) -> Times:
-    """Return when a collective of the DP ranks of a stage ends, given what it takes in a step."""
+    """Return the end of a collective of a stage's DP ranks, given its duration."""
     together_s = _latest(start_s, world.shape.groups)
     return np.asarray(together_s + moving_s[:, None] + world.of_group_s[stage])
 
 
 def _advance(world: World, state: _State, stage: _Stage) -> bool:
-    """Launch what can be launched; return whether anything could."""
+    """Launch all possible operations; return whether there was one."""
     moved = False
     while stage.next < len(stage.program) and _launch(
         world, state, stage, stage.program[stage.next]
@@ -160,11 +161,11 @@ def _run(world: World, state: _State, stage: _Stage, work: Pass) -> None:
     side = 0 if work.direction is Direction.FORWARD else 1
     place = (stage.number, chunk, work.microbatch)
     weights = work.direction is Direction.WEIGHTS
-    # Native code launches both parts of a backward at one go.
+    # Native code launches both parts of a backward pass in one go.
     pause_s = 0.0 if weights else world.pause_s[(*place, side)]
     launched_s = stage.host_s + (0.0 if weights else world.launch_s[(*place, side)])
     start_s = np.maximum(stage.computing_s, launched_s)
-    # A pause amid the kernels of a pass shows as far as the host was not ahead of the device.
+    # A pause between the kernels of a pass is visible by the part that exceeds the host's lead.
     ahead_s = np.maximum(start_s - launched_s, 0.0)
     computing_s = world.computing_s(work.direction.name, place)
     slowest = world.rank_s[:, stage.number, side].max(axis=0)
@@ -196,8 +197,8 @@ def _among_experts(
 ) -> tuple[Times, Times]:
     """Return when all ranks of each group have sent their tokens, and when all experts are done.
 
-    The first half of a pass has no experts. Then tokens go to the ranks that hold theirs, and no
-    rank goes on before the experts of all have come back.
+    The first half of a pass has no experts. Then tokens are sent to the ranks with their experts,
+    and no rank continues before the results of all have returned.
     """
     half_s = 0.5 * duration_s
     sent_s = _of_group(world, start_s + half_s)
@@ -225,7 +226,7 @@ def _post(  # noqa: PLR0917 - an end of a transfer
     ends: dict[Pass, Times],
     to: Pass,
 ) -> bool:
-    """Post one end of a transfer, once its stream's end is known; the second end lets it move."""
+    """Post one end of a transfer, once its stream is free; the second end starts the transfer."""
     before = stage.streams.get(kind)
     if before is not None:
         if before not in state.arrived_s:
@@ -269,7 +270,7 @@ def _finish(world: World, state: _State, stage: _Stage) -> Times:
 
 
 def _end(world: World, state: _State, finished_s: list[Times]) -> Times:
-    """Agree on the norm of the gradients, update the weights, and return the steps' lengths."""
+    """Reduce the gradient norm, update the weights, and return the durations of the steps."""
     together_s = np.max([free_s.max(axis=1) for free_s in finished_s], axis=0) + world.clip_s
     last_s: Times = np.zeros_like(together_s)
     for number, free_s in enumerate(finished_s):

@@ -1,4 +1,4 @@
-"""What each stage's host launches in a step, in order.
+"""The operations that each stage's host launches in a step, in order.
 
 1F1B and interleaved 1F1B follow Narayanan et al. 2021, figures 3 and 4; GPipe Huang et al. 2019;
 zero bubble Qi et al. 2023, ZB-H1.
@@ -13,17 +13,17 @@ from tests.oracles.physics.shape import Posting, Schedule, Shape
 
 
 class Direction(Enum):
-    """Of a pass, and of the transfers that bring it its input."""
+    """The direction of a pass, and of the transfer of its input."""
 
     FORWARD = auto()
     BACKWARD = auto()
-    # of the weights' gradients, where a backward leaves them for later
+    # A pass for the weights' gradients, if the backward pass does not compute them.
     WEIGHTS = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The computing of one microbatch by one chunk; `position` counts chunks along the model."""
+    """The computation of one microbatch by one chunk; `position` counts chunks along the model."""
 
     direction: Direction
     position: int
@@ -32,14 +32,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Compute."""
+    """An instruction to compute a pass."""
 
     work: Pass
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Post the sending of what a pass made; `to` is the pass that needs it."""
+    """An instruction to post the send of a pass's output; `to` is the pass that needs it."""
 
     of: Pass
     to: Pass
@@ -47,7 +47,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Post the receiving of what a pass needs; `after` is the pass that it must follow, if any."""
+    """An instruction to post the receive of a pass's input, after the pass `after`, if any."""
 
     to: Pass
     after: Pass | None
@@ -55,7 +55,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Go on only once the input of a pass has come, or (`sent`) has gone to it."""
+    """An instruction to wait until the input of a pass has arrived, or (`sent`) was sent to it."""
 
     to: Pass
     sent: bool = False
@@ -78,9 +78,10 @@ def passes_of(shape: Shape, stage: int) -> list[Pass]:
 
 
 def _weights_later(order: list[Pass], stage: int) -> list[Pass]:
-    """Put each microbatch's weights where as many wait as there are stages before this one.
+    """Move each pass of weights behind as many other passes as there are stages before this one.
 
-    So no stage holds more activations than in 1F1B, and the last ones fill the bubble at the end.
+    Then no stage holds more activations than in 1F1B, and the last passes fill the bubble at the
+    end.
     """
     found: list[Pass] = []
     waiting: list[Pass] = []
@@ -116,7 +117,7 @@ def _nth(shape: Shape, stage: int, direction: Direction, index: int) -> Pass:
 
 
 def source_of(shape: Shape, work: Pass) -> Pass | None:
-    """Return the pass on another stage whose output a pass needs; None where it needs none."""
+    """Return the pass on another stage whose output a pass needs; None if it needs none."""
     if work.direction is Direction.WEIGHTS:
         return None
     step = -1 if work.direction is Direction.FORWARD else 1
@@ -127,7 +128,7 @@ def source_of(shape: Shape, work: Pass) -> Pass | None:
 
 
 def target_of(shape: Shape, work: Pass) -> Pass | None:
-    """Return the pass on another stage that needs a pass's output; None where none does."""
+    """Return the pass on another stage that needs a pass's output; None if there is none."""
     if work.direction is Direction.WEIGHTS:
         return None
     step = 1 if work.direction is Direction.FORWARD else -1
@@ -138,7 +139,7 @@ def target_of(shape: Shape, work: Pass) -> Pass | None:
 
 
 def program_of(shape: Shape, stage: int) -> list[Instruction]:
-    """Return what the host of a stage launches in a step, between gathering and reducing."""
+    """Return the instructions of a stage's host in a step, between gathering and reducing."""
     order = passes_of(shape, stage)
     if shape.posting is Posting.BLOCKING:
         return _blocking(shape, order)
@@ -166,7 +167,7 @@ def _blocking(shape: Shape, order: list[Pass]) -> list[Instruction]:
         program.append(Run(work))
         target = target_of(shape, work)
         needs = following is not None and source_of(shape, following) is not None
-        # In a steady state the two meet the same neighbour and are one call.
+        # In the steady state both are for the same neighbor, and are one call.
         fused = needs and following is not None and following.direction is not work.direction
         posts: list[Instruction] = [] if target is None else [Send(work, target)]
         waits: list[Instruction] = [] if target is None else [Wait(target, sent=True)]

@@ -1,4 +1,4 @@
-"""What a profiler writes down of an execution: columns as a job sends them."""
+"""A profiler's recording of an execution: columns as a job sends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.oracles.physics.world import Times, World
 
 _NS: Final = 1e9
 _EPOCH_NS: Final = 1_730_000_000_000_000_000
-# Operations of a whole step, which belong to no microbatch.
+# Operations of the whole step, without a microbatch.
 _OF_THE_STEP: Final = frozenset(
     {"params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"}
 )
@@ -44,7 +44,7 @@ class Recording:
 
 
 def record(world: World, execution: Execution, *, gap_s: float) -> Recording:
-    """Record an execution; steps follow one another after `gap_s`."""
+    """Record an execution; steps are consecutive, `gap_s` apart."""
     shape = world.shape
     ends_s = np.cumsum(execution.step_s + gap_s)
     begin_ns = _EPOCH_NS + np.rint((ends_s - execution.step_s - gap_s) * _NS).astype(np.int64)
@@ -76,9 +76,9 @@ def record(world: World, execution: Execution, *, gap_s: float) -> Recording:
 def _in_order(
     world: World, noted: Sequence[tuple[str, Event, int]], begin_ns: NDArray[np.int64]
 ) -> Recording:
-    """Return events of (name, event, rank within its worker) as a recorder writes them.
+    """Return events of (name, event, rank within its worker) in a recorder's order.
 
-    That is rank by rank, by start.
+    The order is rank by rank, then by start.
     """
     shape = world.shape
     names = tuple(dict.fromkeys(name for name, _, _ in noted))
@@ -117,7 +117,7 @@ def _in_order(
     order = np.lexsort((flat["start_ns"], flat["rank"]))
     op = np.broadcast_to(by_event(code[name] for name, _, _ in noted), lanes).ravel()
     if world.between is not None:
-        # it is not done before every step
+        # An operation between steps that only some steps have.
         order = order[(op[order] != code[world.between]) | (flat["dur_ns"][order] > 0)]
     return Recording(
         op_names=names,
@@ -128,13 +128,13 @@ def _in_order(
 
 
 def _between(world: World, stage: int) -> Event:
-    """Return what ranks of a stage do before each step."""
+    """Return the operations between steps of a stage's ranks."""
     lasts_s = world.between_s[stage]
     return Event("", stage, 0, 0, np.zeros_like(lasts_s), lasts_s)
 
 
 def _collective(world: World, event: Event, rank: int) -> Event:
-    """Return the collective at the end of a pass as one tensor-parallel rank sees it."""
+    """Return the collective at the end of a pass, as one tensor-parallel rank records it."""
     side = 0 if event.kind.startswith("forward") else 1
     place = (event.stage, event.chunk, event.microbatch)
     computing = (world.forward_s if side == 0 else world.backward_s)[place]
@@ -145,7 +145,7 @@ def _collective(world: World, event: Event, rank: int) -> Event:
     if side == 0:
         mine = mine + world.late_s[(rank, *place)]
     slowest = computing * world.rank_s[:, event.stage, side].max(axis=0)
-    # What holds the whole group up (a pause of the host) holds every rank up.
+    # A delay of the whole group, such as a pause of the host, delays every rank.
     arrived_s = np.minimum(event.end_s, event.end_s - np.maximum(slowest - mine, 0.0))
     if side == 0:
         late = world.late_s[:, event.stage, event.chunk, event.microbatch]
@@ -156,7 +156,7 @@ def _collective(world: World, event: Event, rank: int) -> Event:
 
 
 def _exchange(world: World, event: Event, rank: int) -> Event:
-    """Return the collective at the end of a pass as one context-parallel rank sees it."""
+    """Return the collective at the end of a pass, as one context-parallel rank records it."""
     side = 0 if event.kind.startswith("forward") else 1
     place = (event.stage, event.chunk, event.microbatch)
     taken_s = (world.forward_s if side == 0 else world.backward_s)[place]

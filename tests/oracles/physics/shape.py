@@ -81,7 +81,7 @@ class Shape:
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """Return (steps, DP ranks): what is executed side by side."""
+        """Return (steps, DP ranks), all of which are executed together."""
         return (self.steps, self.dp)
 
     @property

@@ -1,4 +1,4 @@
-"""How long everything would take: a job's times before they are executed."""
+"""The times of a job's operations before it is executed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class World:
     between_ends_step: bool = False
 
     def computing_s(self, direction: str, place: tuple[int, int, int]) -> Times:
-        """Return what a pass takes to compute, shape (steps, dp)."""
+        """Return the computing time of a pass, shape (steps, dp)."""
         if direction == "FORWARD":
             return np.asarray(self.forward_s[place])
         share = self.weights if direction == "WEIGHTS" else 1 - self.weights
@@ -111,7 +111,7 @@ def draw_world(shape: Shape, rng: np.random.Generator) -> World:
     mean_s = rng.uniform(4.0, 60.0) * _MS
     ratio = rng.uniform(1.5, 2.4)
     spread = rng.uniform(0.002, 0.02)
-    # Layers do not divide exactly; a GPU differs from the next by its silicon.
+    # Layers cannot be divided exactly, and GPUs differ from each other.
     chunk = 1 + rng.uniform(-0.008, 0.008, (shape.pp, shape.vpp, 1, 1, 1))
     silicon = 1 + rng.normal(0, rng.uniform(0.001, 0.005), (shape.pp, 1, 1, 1, shape.dp))
     silicon = np.clip(silicon, 0.985, 1.015)
@@ -160,6 +160,6 @@ def draw_world(shape: Shape, rng: np.random.Generator) -> World:
 
 
 def shared_evenly(shape: Shape, tokens: Times) -> Times:
-    """Return tokens, by DP rank last, against the mean of the ranks that share experts."""
+    """Return tokens, by DP rank last, relative to the mean of the ranks that share experts."""
     groups = tokens.reshape(*tokens.shape[:-1], shape.dp // shape.ep, shape.ep)
     return np.asarray((groups / groups.mean(axis=-1, keepdims=True)).reshape(tokens.shape))

@@ -1,4 +1,4 @@
-"""Jobs as users write them, recorded with PyTorch's profiler, and what is made wrong with them."""
+"""Jobs as users write them, recorded with PyTorch's profiler, and their faults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 
 from tests.real_jobs.jobs import Place
 
-# Steps of a recording. One comes before it, in which the profiler warms up.
+# Number of recorded steps. The profiler warms up in one more step before.
 ACTIVE_STEPS: Final = 5
 WARMUP_STEPS: Final = 1
-# The first steps of a launch make connections and buffers.
+# The first steps of a launch create connections and buffers.
 SKIPPED_STEPS: Final = 2
 MICROBATCHES: Final = 4
 HIDDEN: Final = 64
@@ -20,12 +20,12 @@ BATCH_SIZE: Final = 8
 SLOW_RANK: Final = 1
 SLOW_FACTOR: Final = 1.6
 LATE_BATCH_S: Final = 0.06
-# What a slow link sends at most; an activation has 32 KiB.
+# Largest bandwidth of a slow link in bytes per second; an activation has 32 KiB.
 SLOW_BYTES_A_SECOND: Final = 1_000_000
 
 
 class Kind(Enum):
-    """What a training script is built of."""
+    """The structure of a training script."""
 
     DDP = "ddp"
     FSDP2 = "fsdp2"
@@ -55,12 +55,12 @@ class Kind(Enum):
         return self.stages * self.replicas
 
     def place(self, rank: int) -> Place:
-        """Return where a rank is, as `init_device_mesh` with the pipeline first numbers them."""
+        """Return the place of a rank; `init_device_mesh` numbers it with the pipeline first."""
         return Place(rank % self.replicas, rank // self.replicas)
 
 
 class Trouble(Enum):
-    """What is wrong in the steps of a recording."""
+    """The fault in the steps of a recording."""
 
     NONE = "none"
     SLOW_RANK = "slow_rank"  # its layers take `SLOW_FACTOR` times as long
@@ -69,7 +69,7 @@ class Trouble(Enum):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Names of causes that a report may give first."""
+        """The causes that a report may name first."""
         return _CAUSES[self]
 
 
@@ -115,9 +115,9 @@ class Window:
 
 
 def windows_of(kind: Kind) -> tuple[Window, ...]:
-    """Return what a launch records: a healthy window before, between and after the others.
+    """Return the windows of a launch: a healthy one before, between and after the others.
 
-    What else makes the machine faster or slower meets both.
+    Changes of the machine's speed then affect both kinds.
     """
     turns = [Trouble.NONE]
     for trouble in TROUBLES[kind]:

@@ -1,4 +1,4 @@
-"""Whether what is said of a recording is what was done to the job."""
+"""Comparison of the answer to a recording with the job's fault."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.real_jobs.analyzing import Answer, answer_of
 from tests.real_jobs.unlabelled.jobs import SLOW_RANK, Trouble
 from tests.real_jobs.unlabelled.launching import Recording
 
-# A healthy job is told no more than this.
+# Largest headline of a healthy job.
 HEALTHY_AT_MOST: Final = 1.03
 WITHIN: Final = 0.05
-# Healthy steps that differ by more say that the machine was busy.
+# A larger spread of healthy steps shows that the machine was busy.
 NOISY: Final = 0.06
 
 
 def answer_to(recording: Recording) -> Answer:
-    """Return what the product says of the files of a recording."""
+    """Return the product's answer to the files of a recording."""
     try:
         trace = read_recordings(list(recording.files), None, None).trace
         return answer_of(analyze(trace).report)
@@ -28,12 +28,12 @@ def answer_to(recording: Recording) -> Answer:
 
 
 def faults_of(recording: Recording) -> list[str]:
-    """Return what is wrong with what is said of a recording; nothing if it is right."""
+    """Return the faults of the answer to a recording; empty if it is right."""
     told = answer_to(recording)
     if told.refused is not None:
         return [f"refused: {told.refused}"]
     trouble = recording.window.trouble
-    # What launches late makes of a job is told with the causes of that, whose replay is near.
+    # A job with late launches may have its verdict by the replay with recorded launches.
     answered = told.verdict or (told.by_launches and trouble is Trouble.SLOW_LOADER)
     wrong = [] if answered else [f"no verdict, {told.discrepancy:.1%} off"]
     first = told.causes[0] if told.causes else None

@@ -1,4 +1,4 @@
-"""Launches training scripts, and says what each of their recordings is to be told."""
+"""Launches training scripts, and returns each recording with the expected answer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LIMIT_S: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of one window, and what was measured next to the profiler.
+    """The files of one window, and measurements outside of the profiler.
 
     Parameters
     ----------
     files : tuple of Path
-        One a rank.
+        One for each rank.
     slowdown : float
         Step time over that of the healthy windows before and after, each the median.
     noise : float
-        By how much the steps of these healthy windows differ, over their median; the longest and
-        the shortest are left out.
+        Spread of the steps of these healthy windows, relative to their median, without the longest
+        and the shortest.
     """
 
     kind: Kind
@@ -48,13 +48,13 @@ class Recording:
 def launch(kinds: Sequence[Kind], directory: Path) -> Mapping[str, Recording]:
     """Run these kinds one after the other and return their recordings by name.
 
-    Of several healthy windows the second is meant: the first meets what is still warming up.
+    Of several healthy windows the second is returned, because the job still warms up in the first.
     """
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        # Many processes share few processors: no threads of their own.
+        # One thread for each process, because many processes share few processors.
         "OMP_NUM_THREADS": "1",
-        # Elsewhere PyTorch would leave a folder behind.
+        # By default, PyTorch would leave a folder in another place.
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
     }
     if Path("/sys/class/net/lo").exists():
@@ -102,5 +102,5 @@ def _recording(kind: Kind, window: Window, directory: Path) -> Recording:
 
 
 def _apart(window: Window) -> int:
-    """Return how far the healthy windows are to which a window is compared."""
+    """Return the relative difference of the healthy windows to which a window is compared."""
     return 2 if window.trouble is Trouble.NONE else 1

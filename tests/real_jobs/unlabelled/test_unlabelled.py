@@ -1,4 +1,4 @@
-"""What is said of jobs without labels that PyTorch's own profiler recorded in this run."""
+"""Answers to jobs without labels that PyTorch's profiler recorded in this run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.real_jobs.unlabelled.jobs import TROUBLES, Kind, Trouble
 from tests.real_jobs.unlabelled.judging import NOISY, faults_of
 from tests.real_jobs.unlabelled.launching import Recording, launch
 
-# On a machine whose healthy steps differ by more than a headline may, one more look is fair.
+# One retry is allowed if the machine's healthy steps differ by more than a headline may.
 ATTEMPTS = 3
-# By so much a job is slower at least where it is slowed on purpose.
+# Smallest slowdown of a job that is slowed on purpose.
 SLOWED = 1.1
 NAMES = [
     f"{kind.value}-{trouble.value}"

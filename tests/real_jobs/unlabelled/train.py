@@ -1,8 +1,9 @@
 """Training scripts as users write them: ``python -m tests.real_jobs.unlabelled.train KINDS DIR``.
 
 They have no labels of ours: `torch.profiler` with a schedule, a `DataLoader`, an optimizer. Each
-window of `windows_of` leaves a file a rank in a folder of its name, and each rank leaves the times
-at which its steps ended. All kinds are run one after the other, by one process that imports once.
+window of `windows_of` writes a file for each rank into a folder of its name, and each rank writes
+the times at which its steps ended. One process, which imports once, runs all kinds one after the
+other.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ LAYER_S: Final = 0.012
 # Chunks of a rank of the interleaved schedule.
 CHUNKS: Final = 2
 _BUCKET_MB: Final = 0.03
-# Linux has it for TCP; Python does not name it.
+# The option that Linux has for TCP, which Python's socket module does not name.
 _SO_MAX_PACING_RATE: Final = 47
 _UNLIMITED: Final = -1
 _TIME_LIMIT_S: Final = 200
@@ -75,13 +76,13 @@ def _take(x: torch.Tensor, seconds: float) -> torch.Tensor:
     return x.clone()
 
 
-# An operator like any other, which the profiler records as such.
+# A custom operator, which the profiler records like any other.
 _LIBRARY.impl("layer", _take, "CPU")
 
 
 @dataclass(slots=True)
 class Now:
-    """The step of a rank, and what is wrong in it."""
+    """The current step of a rank, and its fault."""
 
     kind: Kind
     rank: int
@@ -91,18 +92,18 @@ class Now:
 
     @property
     def trouble(self) -> Trouble:
-        """What is wrong with this rank now."""
+        """The present fault of this rank."""
         window = window_at(self.kind, self.step)
         return window.trouble if window and self.rank == SLOW_RANK else Trouble.NONE
 
     def layer(self, *, backward: bool) -> float:
-        """Return how long a layer takes."""
+        """Return the duration of a layer in s."""
         slow = self.trouble is Trouble.SLOW_RANK
         return self.layer_s * (1 + backward) * (SLOW_FACTOR if slow else 1)
 
 
 class Taken(torch.autograd.Function):  # type: ignore[misc]
-    """Takes the time of a layer of an accelerator."""
+    """An operation that takes the time of a layer on an accelerator."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, now: Now) -> torch.Tensor:  # noqa: ANN401
@@ -130,7 +131,7 @@ class Layer(nn.Module):  # type: ignore[misc]
 
 
 class Samples(Dataset[Any]):  # type: ignore[misc]
-    """Random samples, which come late where the loader is slow."""
+    """Random samples, which arrive late if the loader is slow."""
 
     def __init__(self, now: Now) -> None:
         self.now = now
@@ -150,7 +151,7 @@ def layers(now: Now) -> nn.Sequential:
 
 
 def data_parallel(now: Now) -> tuple[Callable[[torch.Tensor], None], list[nn.Parameter]]:
-    """Return the training of a batch with DDP or FSDP2, and what the optimizer updates."""
+    """Return a function that trains on a batch with DDP or FSDP2, and the parameters."""
     model: nn.Module = layers(now)
     if now.kind is Kind.FSDP2:
         mesh = init_device_mesh("cpu", (now.kind.world,))
@@ -173,7 +174,7 @@ def data_parallel(now: Now) -> tuple[Callable[[torch.Tensor], None], list[nn.Par
 
 
 def pipeline(now: Now) -> tuple[Callable[[torch.Tensor], None], list[nn.Parameter]]:
-    """Return the training of a batch with a pipeline, and what the optimizer updates."""
+    """Return a function that trains on a batch with a pipeline, and the parameters."""
     kind = now.kind
     mesh = init_device_mesh("cpu", (kind.stages, kind.replicas), mesh_dim_names=("pp", "dp"))
     chunks = CHUNKS if kind is Kind.INTERLEAVED else 1
@@ -216,7 +217,7 @@ def _stage(now: Now, mesh: DeviceMesh, index: int, stages: int) -> PipelineStage
 
 
 def limit_link(now: Now) -> None:
-    """Limit what this rank's sockets send, where its link is slow, as a damaged cable does."""
+    """Limit the bandwidth of this rank's sockets if its link is slow, like a damaged cable."""
     limit = SLOW_BYTES_A_SECOND if now.trouble is Trouble.SLOW_LINK else _UNLIMITED
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -269,14 +270,14 @@ def run(kind: Kind, directory: Path, rank: int) -> None:
 
 
 def main(kinds: Sequence[Kind], directory: Path) -> int:
-    """Run one kind after the other, and return 0 if each rank did its part."""
+    """Run one kind after the other, and return 0 if all ranks succeed."""
     torch.set_num_threads(1)
     return max(_launch(kind, directory / kind.value) for kind in kinds)
 
 
 def _launch(kind: Kind, directory: Path) -> int:
-    """Fork a process a rank, after the imports."""
-    # Versions before 2.5 labelled no action of it; neither does a schedule of one's own.
+    """Fork a process for each rank, after the imports."""
+    # Without the labels of actions, as in PyTorch before 2.5, or in a user's own schedule.
     unlabelled = kind is Kind.INTERLEAVED
     schedules.record_function = (lambda *_: nullcontext()) if unlabelled else record_function
     for window in windows_of(kind):

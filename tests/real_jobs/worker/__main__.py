@@ -1,7 +1,7 @@
-"""The processes of a launch: a rank each, which run the scenarios one after the other.
+"""The processes of a launch, one for each rank, which run the scenarios one after the other.
 
 Run with an interpreter that has PyTorch: ``python -m tests.real_jobs.worker JOB FAULTS ...``. It
-imports once and forks the ranks, so that a launch's imports take little from another's steps.
+imports once and forks the ranks, so that imports take little time from another launch's steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.real_jobs.worker.model import Run
 from tests.real_jobs.worker.recording import Recorder
 from tests.real_jobs.worker.transfers import Transfers
 
-# A collective whose peer died must not wait for the launcher's patience.
+# A collective whose peer has died must end before the launcher's time limit.
 _COLLECTIVE_TIMEOUT: Final = timedelta(seconds=60)
 _STEPS_TO_CONNECT: Final = 2
 
@@ -41,12 +41,12 @@ class Trainer(Protocol):
         """Train for a step."""
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
-        """Have the client record it."""
+        """Let the client record the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a launch was asked for."""
+    """The arguments of a launch."""
 
     job: Job
     runs: tuple[str, ...]
@@ -56,7 +56,7 @@ class _Plan:
 
 
 def main() -> int:
-    """Run what was asked for, and return 0 if each rank did its part."""
+    """Run the requested scenarios, and return 0 if all ranks succeed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("runs", help="names of faults, with commas between")
@@ -72,7 +72,7 @@ def main() -> int:
         given.forward_s,
         given.hooked,
     )
-    # Whatever becomes of the launcher, this ends.
+    # This process ends by itself, even if its launcher has died.
     signal.alarm(given.time_limit_s)
     trainer = _trainer_of(plan.job.framework)
     torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def _run(plan: _Plan, rank: int, trainer_of: Callable[..., Trainer]) -> None:
     transfers = Transfers(job.ends)
     run = Run(Pace(job, Fault(), place, 0.0), Recorder(rank, place))
     trainer = trainer_of(job, run, place, transfers, hooked=plan.hooked)
-    # The first steps make connections and buffers.
+    # The first steps create connections and buffers.
     for _ in range(_STEPS_TO_CONNECT):
         trainer.step()
     attached = Attached(trainer.attach, rank, place, plan.directory) if plan.hooked else None
@@ -123,7 +123,7 @@ def _run(plan: _Plan, rank: int, trainer_of: Callable[..., Trainer]) -> None:
 
 
 def _trainer_of(framework: Framework) -> Callable[..., Trainer]:
-    """Import a framework's part, and only that."""
+    """Import and return a framework's trainer, without the other frameworks."""
     if framework is Framework.HAND_WRITTEN:
         from tests.real_jobs.worker.hand_written import HandWritten  # noqa: PLC0415
 

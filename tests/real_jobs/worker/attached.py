@@ -1,4 +1,4 @@
-"""A worker that the client's hooks record, in place of the instrumentation of its own."""
+"""A worker that the client's hooks record, in place of its own instrumentation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.real_jobs.faults import RECORDED_STEPS
 from tests.real_jobs.jobs import Place
 from tests.real_jobs.worker.recording import Label, Recorder
 
-# No server is there: what is recorded waits in the spool.
+# An address without a server: recorded shares stay in the spool.
 NOWHERE: Final = "http://127.0.0.1:9"
 _OPTIMIZER: Final = "optimizer"
 _WAIT_S: Final = 30.0
 
 
 class Spanned(Recorder):
-    """Hands to the monitor what a loop of the job's own tells; keeps the ends of steps."""
+    """Passes the operations of a job's own loop to the monitor, and stores the ends of steps."""
 
     def __init__(self, rank: int, place: Place, monitor: paceline.Monitor) -> None:
         super().__init__(rank, place)
         self._monitor = monitor
 
     def add(self, label: Label, start_ns: int, end_ns: int, step: int) -> None:
-        """Leave it to the hooks."""
+        """Do nothing: the hooks record."""
 
     def timed(self, label: Label) -> AbstractContextManager[None]:
         if label.op == _OPTIMIZER:
@@ -40,17 +40,17 @@ class Spanned(Recorder):
     def watch(self, label: Label, complete: Callable[[], object]) -> Any:  # noqa: ANN401
         work = _Work(complete)
         watched = self._monitor.watch(label.op, work, mb=label.mb, mc=label.mc)
-        # Between sessions only the job waits for it, at the end of a step: too late for what
-        # a transfer sends once its receiver has posted. Then it is waited for here.
+        # Outside of sessions only the job waits for a transfer, at the end of a step. That is too
+        # late for data that is sent after the receiver has posted, so the wait is here.
         return None if watched is work else watched
 
     def record_collections(self) -> None:
-        """Leave it to the hooks."""
+        """Do nothing: the hooks record."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Has what a `torch.distributed.Work` is waited with."""
+    """The part of a `torch.distributed.Work` that the client waits for."""
 
     wait: Callable[[], object]
 
@@ -61,7 +61,8 @@ class Attached:
     Parameters
     ----------
     attach : callable
-        The trainer's: takes the address and what else `paceline_client.torch.attach` takes.
+        The trainer's method: takes the address and the other arguments of
+        `paceline_client.torch.attach`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Attached:
         )
 
     def begin(self, lengths: dict[int, list[list[list[int]]]] | None) -> Recorder:
-        """Record the next steps but the first, and return what the job's own loop tells."""
+        """Record the next steps but the first, and return the recorder of the job's own loop."""
         self._first = self._steps + 1
         self._lengths = lengths
         self.monitor.record(RECORDED_STEPS, at=self._first)
@@ -93,19 +94,19 @@ class Attached:
         self._steps += 1
         self.monitor.step()
         if self._steps == self._first and self._lengths is not None:
-            # Steps of the job count on; those of a scenario begin with its warm-up.
+            # The client's step numbers continue; those of a scenario begin with its warm-up.
             shifted = {str(step + self._first - 1): row for step, row in self._lengths.items()}
             self.monitor.describe({"sequence_lengths": shifted})
 
     def write(self, directory: Path, scenario: str, recorder: Recorder) -> None:
-        """Write what the client would have sent, in the place of what a worker writes itself."""
+        """Write the client's shares in the format of a worker's own recording."""
         outcome = self.monitor.wait(_WAIT_S)
         if outcome is None or outcome.spooled is None or outcome.dropped:
             message = f"no share of {scenario}: {outcome}"
             raise RuntimeError(message)
         rows: list[str] = []
         meta: dict[str, Any] = {}
-        # What was recorded first is sent first.
+        # Shares are in the order of their recording.
         for share in self._spool.waiting():
             with self._spool.claimed(share) as claimed:
                 if claimed is None:

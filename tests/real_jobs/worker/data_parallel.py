@@ -1,4 +1,4 @@
-"""What a step does outside its pipeline: collectives over the stage's ranks, the optimizer."""
+"""The parts of a step outside its pipeline: collectives of a stage's ranks, the optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEARNING_RATE: Final = 1e-3
 
 
 class DataParallel:
-    """Keeps a stage's data-parallel ranks alike, as far as the framework does not.
+    """The synchronization of a stage's data-parallel ranks, unless the framework does it.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class DataParallel:
                 gradient.copy_(mean.view_as(gradient))
 
     def update(self) -> None:
-        """Clip the gradients over all ranks where the job does, and update the parameters."""
+        """Update the parameters, after clipping the gradients over all ranks if the job does so."""
         recorder = self._run.recorder
         if self._job.ends_in_barrier:
             with recorder.timed(_CLIP):

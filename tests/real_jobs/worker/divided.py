@@ -1,6 +1,6 @@
-"""A small job under several divisions, by turns: ``-m … DIRECTORY LIMIT``.
+"""A small job with several divisions, in turns: ``-m … DIRECTORY LIMIT``.
 
-Each rank writes what steps took, and what a block and a send alone took for microbatches.
+Each rank writes the times of steps, and of a single block and a send for microbatches.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _Paced(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Stage:
-    """A rank's stage under 1F1B: receives wait, sends do not."""
+    """A rank's stage under 1F1B: receives block, sends do not."""
 
     def __init__(self, division: Division, rank: int, groups: list[Any]) -> None:
         self.division, self.rank = division, rank
-        # stages of a pipeline are dp ranks apart
+        # The stages of a pipeline are `dp` ranks apart.
         self.place = rank // division.dp
         self.group = groups[self.place]
         self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS // division.pp)])
@@ -111,9 +111,9 @@ class _Stage:
 
 
 def _profile(microbatch: int, rank: int) -> tuple[float, float, float]:
-    """Return what forward and backward of a block and a send take for a microbatch, s."""
+    """Return the times of a block's forward and backward pass and a send for a microbatch in s."""
     dist.barrier()
-    # as many blocks one after another as a stage has
+    # As many successive blocks as a stage has.
     blocks = nn.ModuleList([Block() for _ in range(_PROFILED)])
     taken: list[list[float]] = [[], [], []]
     for _ in range(_PROFILED):
@@ -155,7 +155,7 @@ def _run(rank: int, directory: Path) -> None:
         ]
         stages.append(_Stage(division, rank, groups))
         stages[-1].step()
-    # by turns, so that what else the machine does meets all alike
+    # In turns, so that other load of the machine affects all divisions alike.
     profiles: list[dict[int, Any]] = []
     steps_s: list[list[float]] = []
     for _ in range(ROUNDS):
@@ -167,7 +167,7 @@ def _run(rank: int, directory: Path) -> None:
 
 
 def main() -> int:
-    """Run every division, and return 0 if each rank did its part."""
+    """Run every division, and return 0 if all ranks succeed."""
     directory, limit_s = Path(sys.argv[1]), int(sys.argv[2])
     signal.alarm(limit_s)
     return run_ranks(range(WORLD), lambda rank: _run(rank, directory), limit_s)

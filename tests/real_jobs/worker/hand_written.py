@@ -1,4 +1,4 @@
-"""A 1F1B loop in Megatron's manner: blocking fused transfers, or receives posted ahead."""
+"""A 1F1B loop like Megatron's: blocking fused transfers, or receives posted ahead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.real_jobs.worker.transfers import Handle, Transfers
 
 @dataclass(slots=True)
 class _Flight:
-    """What is under way in a step, by microbatch."""
+    """The pending transfers of a step, by microbatch."""
 
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class HandWritten:
     Parameters
     ----------
     hooked : bool
-        Leave recording to the client, whose spans stand where the worker's own would.
+        Whether the client records, with its spans in place of the worker's own.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HandWritten:
         self._now = _Flight()
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
-        """Have the client record it."""
+        """Let the client record the job."""
         place = self._place
         layout = paceline.Layout(
             dp=self._job.dp, pp=self._job.pp, dp_rank=place.dp, pp_rank=place.pp
@@ -80,7 +80,7 @@ class HandWritten:
         self._data_parallel.update()
 
     def _blocking(self) -> None:
-        """What is posted together is waited for before anything else is done."""
+        """Run a step in which transfers that are posted together are waited for at once."""
         ahead = min(MICROBATCHES, self._job.pp - 1 - self._place.pp)
         for mb in range(ahead):
             self._wait(self._receive(mb, backward=False))
@@ -101,7 +101,7 @@ class HandWritten:
             self._wait(self._send(mb, backward=True))
 
     def _windowed(self) -> None:
-        """A receive is posted after the previous computation of its direction; sends overlap."""
+        """Run a step in which a receive is posted after the previous computation; sends overlap."""
         ahead = min(MICROBATCHES, self._job.pp - 1 - self._place.pp)
         self._post_ahead(0, backward=False)
         self._post_ahead(0, backward=True)

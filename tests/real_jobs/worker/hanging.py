@@ -1,8 +1,8 @@
 """A job of four ranks over gloo that hangs: ``python -m tests.real_jobs.worker.hanging KIND DIR``.
 
-Ranks form a group of all, and one of each half; or they train with DDP. Each leaves the dump of
-its flight recorder and the stack of its main thread, in the shape that py-spy writes, when nothing
-moves any more.
+Ranks form a group of all, and one of each half; or they train with DDP. Each rank writes the dump
+of its flight recorder and the stack of its main thread, in py-spy's format, once no rank makes
+progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-# Read when PyTorch is imported.
+# PyTorch reads these variables when it is imported.
 os.environ["TORCH_FR_BUFFER_SIZE"] = "200"
 
 import torch
@@ -39,7 +39,7 @@ TRAININGS = ("forward", "loader", "fsdp2", "pipeline")
 
 
 def run(kind: str, directory: Path, rank: int) -> None:
-    """Train as one rank, until nothing moves."""
+    """Train as one rank, until no rank makes progress."""
     store = dist.FileStore(str(directory / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     if kind in TRAININGS:
@@ -57,7 +57,7 @@ def run(kind: str, directory: Path, rank: int) -> None:
     if rank == CULPRIT and kind == "stopped":
         (directory / "stopped").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
-    # When all have left their dumps, the first one that ends ends what the others wait in.
+    # All dumps must exist first: when a rank ends, the collectives of the others fail.
     with suppress(RuntimeError):
         if rank == CULPRIT and kind == "another-order":
             dist.all_reduce(value)
@@ -67,7 +67,7 @@ def run(kind: str, directory: Path, rank: int) -> None:
 
 
 class Layer(torch.nn.Linear):  # type: ignore[misc]
-    """A layer whose forward may stand still."""
+    """A layer whose forward pass may hang."""
 
     stands = False
 
@@ -79,7 +79,7 @@ class Layer(torch.nn.Linear):  # type: ignore[misc]
 
 
 def batches(stands_at: int | None) -> Iterator[torch.Tensor]:
-    """Yield batches; stand still before one of them."""
+    """Yield batches; hang before one of them."""
     for number in range(STEPS):
         if number == stands_at:
             time.sleep(LIMIT_S)
@@ -87,7 +87,7 @@ def batches(stands_at: int | None) -> Iterator[torch.Tensor]:
 
 
 def train(kind: str, directory: Path, rank: int) -> None:
-    """Train with DDP, FSDP2, or as stages of a pipeline, until one rank stands still."""
+    """Train with DDP, FSDP2, or as stages of a pipeline, until one rank hangs."""
     layer = Layer(WIDTH, WIDTH)
     here = rank == CULPRIT
     step = _step(kind, layer, rank)
@@ -141,7 +141,7 @@ def _leave(directory: Path, rank: int) -> None:
     (directory / f"stack_{rank}.json").write_text(json.dumps(_stack()))
     (directory / f"left_{rank}").touch()
     stopped = directory / "stopped"
-    # Whoever ends earlier ends what others wait in.
+    # A rank that ended earlier would make the collectives of the others fail.
     while len(list(directory.glob("left_*"))) < RANKS - stopped.exists():
         time.sleep(0.1)
     if stopped.exists() and rank == 0:
@@ -151,5 +151,5 @@ def _leave(directory: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     failed = run_ranks(range(RANKS), partial(run, sys.argv[1], Path(sys.argv[2])), LIMIT_S)
-    # One that was stopped is killed in the end.
+    # A stopped process is killed at the end.
     sys.exit(failed and sys.argv[1] != "stopped")

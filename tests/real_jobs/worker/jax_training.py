@@ -1,4 +1,4 @@
-"""A training step of JAX on all of its devices, profiled as JAX's documentation says.
+"""A training step of JAX on all of its devices, profiled as in JAX's documentation.
 
 Run as a program: ``jax_training.py FOLDER FIRST_STEP STEPS``.
 """

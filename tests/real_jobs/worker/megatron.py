@@ -39,7 +39,7 @@ _OF_REQUEST: Final = {
 
 
 class _Timer:
-    """What a timer of Megatron's writes down when it stops."""
+    """A timer for Megatron that records its interval when it stops."""
 
     def __init__(self, name: str, owner: Megatron) -> None:
         self._name = name
@@ -58,7 +58,7 @@ class _Timer:
 
 
 class _Timers:
-    """Stands for `megatron.core.timers.Timers`: called with a name, gives a timer."""
+    """A replacement of `megatron.core.timers.Timers`: called with a name, it returns a timer."""
 
     def __init__(self, owner: Megatron) -> None:
         self._owner = owner
@@ -72,7 +72,7 @@ class _Timers:
 
 
 class _ToldBackward(torch.autograd.Function):  # type: ignore[misc]
-    """Tells, when a backward begins, which microbatch of which chunk it is."""
+    """Marks, when a backward pass begins, its microbatch and its chunk."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, owner: Megatron, mb: int, mc: int) -> torch.Tensor:  # noqa: ANN401
@@ -86,7 +86,7 @@ class _ToldBackward(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Stage(nn.Module):  # type: ignore[misc]
-    """A chunk as Megatron's schedules want it: its input is set, not passed."""
+    """A chunk with the interface of Megatron's schedules: its input is set, not passed."""
 
     def __init__(
         self, chunk: Chunk, config: ModelParallelConfig, index: int, *, first: bool
@@ -139,7 +139,7 @@ class Megatron:
             timers=None if hooked else _Timers(self),
             barrier_with_L1_time=False,
         )
-        # What the schedules read of a transformer's configuration.
+        # The fields of a transformer's configuration that the schedules read.
         self._config.hidden_size = HIDDEN
         self._config.fine_grained_activation_offloading = False
         self._stages = [
@@ -160,7 +160,7 @@ class Megatron:
             self._watch_requests()
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
-        """Have the client record it."""
+        """Let the client record the job."""
         return paceline.attach(
             url, self._job.name, model=self._stages, megatron_config=self._config, **how
         )
@@ -181,12 +181,12 @@ class Megatron:
         self._data_parallel.update()
 
     def computes(self, microbatch: int, chunk: int) -> None:
-        """Note what is computed now."""
+        """Store the current computation."""
         self.run.microbatch = microbatch
         self._chunk = chunk
 
     def label(self, timer: str) -> Label | None:
-        """Return what a timer's interval is; None where the transfers are watched themselves."""
+        """Return the label of a timer's interval; None if its transfers are watched themselves."""
         if timer in {FORWARD, BACKWARD}:
             if self._job.chunks == 1:
                 return Label(timer)
@@ -227,7 +227,7 @@ def _loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def _without_gpu() -> None:
-    """Let what Megatron asks of CUDA be answered by the processor."""
+    """Replace Megatron's calls of CUDA by calls on the processor."""
     zeros = torch.zeros
 
     def zeros_here(*size: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401

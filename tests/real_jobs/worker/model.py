@@ -1,4 +1,4 @@
-"""A small model whose computations take as long as a scenario wants."""
+"""A small model whose computations take the time that a scenario requires."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKWARD: Final = "backward-compute"
 
 
 class Run:
-    """What a worker does now; a scenario sets it, the model and the instrumentation read it."""
+    """The current step of a worker; set by the scenario, read by model and instrumentation."""
 
     def __init__(self, pace: Pace, recorder: Recorder) -> None:
         self.pace = pace
@@ -48,21 +48,21 @@ class Run:
             time.sleep(share * self.pace.computation_s(step, self.microbatch, backward=backward))
 
     def pause(self, chunk: int) -> None:
-        """Stall in the garbage collector, if the scenario says so now."""
+        """Stall in the garbage collector, if the scenario has a stall here."""
         seconds = self.pace.pause_s(self.recorder.step, self.microbatch, chunk)
         if self.enabled and seconds:
             collect_for(seconds)
 
 
 def collect_for(seconds: float) -> None:
-    """Run the garbage collector for that long, as a large heap would."""
+    """Run the garbage collector for a given time, as with a large heap."""
 
     def dawdle(phase: str, info: dict[str, int]) -> None:
         del info
         if phase == "stop":
             time.sleep(seconds)
 
-    # First, so that those who watch the collector see all of it.
+    # First in the list, so that other callbacks measure the whole collection.
     gc.callbacks.insert(0, dawdle)
     try:
         gc.collect(0)
@@ -74,7 +74,7 @@ class _PacedBackward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, run: Run, share: float) -> torch.Tensor:  # noqa: ANN401
         ctx.run, ctx.share = run, share
-        # No view: the schedules detach outputs in place.
+        # A copy, because the schedules detach outputs in place, which a view does not allow.
         return x.clone()
 
     @staticmethod
@@ -98,7 +98,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Chunk(nn.Module):  # type: ignore[misc]
-    """The layers of one virtual stage; what they take beyond their own computing is slept."""
+    """The layers of one virtual stage; it sleeps for the rest of its planned time."""
 
     def __init__(self, run: Run, layers: int, index: int) -> None:
         super().__init__()
@@ -118,5 +118,5 @@ class Chunk(nn.Module):  # type: ignore[misc]
 
 
 def microbatch_input() -> torch.Tensor:
-    """Return what the first stage gets."""
+    """Return the input of the first stage."""
     return torch.randn(SEQUENCE, MICROBATCH_SIZE, HIDDEN)

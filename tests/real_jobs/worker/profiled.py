@@ -1,8 +1,8 @@
 """A small pipeline under PyTorch's own profiler: ``python -m tests.real_jobs.worker.profiled DIR``.
 
-Two ranks of two stages each leave ``rank0.json.gz`` and ``rank1.json.gz``, the profiler's files of
-the interleaved schedule, what hooks saw of the same computations in ``hooks0.json`` and
-``hooks1.json``, and ``unlabelled.json``, a file of a schedule that labels nothing.
+Two ranks of two stages each write ``rank0.json.gz`` and ``rank1.json.gz``, the profiler's files of
+the interleaved schedule; ``hooks0.json`` and ``hooks1.json``, the hooks' times of the same
+computations; and ``unlabelled.json``, a file of a schedule without labels.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _run(directory: Path, rank: int) -> None:
 def _profiled(schedule: Any, stages: list[_Stage], path: Path) -> None:  # noqa: ANN401
     parameters = [value for stage in stages for value in stage.submod.parameters()]
     optimizer = torch.optim.SGD(parameters)
-    # The first step makes connections and buffers.
+    # The first step creates connections and buffers.
     _step(schedule, stages, optimizer)
     for stage in stages:
         stage.seen.clear()

@@ -1,4 +1,4 @@
-"""What a worker's instrumentation writes down, by `time.time_ns()`: operations, ends of steps."""
+"""A worker's own instrumentation: operations and ends of steps, by `time.time_ns()`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GC: Final = "gc"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an operation is: its type and, where known, its microbatch and model chunk."""
+    """The label of an operation: its type and, if known, its microbatch and model chunk."""
 
     op: str
     mb: int | None = None
@@ -37,7 +37,7 @@ class Recorder:
         self._collecting_since_ns = 0
 
     def add(self, label: Label, start_ns: int, end_ns: int, step: int) -> None:
-        """Record an operation; any thread may. Warm-up is left out."""
+        """Record an operation, on any thread. The warm-up is left out."""
         if not step:
             return
         row: dict[str, int | str] = {
@@ -56,7 +56,7 @@ class Recorder:
         self._rows.append(row)
 
     def timed(self, label: Label) -> AbstractContextManager[None]:
-        """Record what runs inside as one operation."""
+        """Record the code inside the context as one operation."""
         return self._timed(label)
 
     @contextmanager
@@ -66,17 +66,17 @@ class Recorder:
         self.add(label, start, time.time_ns(), step)
 
     def end_step(self) -> None:
-        """Note that the step is over, and begin the next."""
+        """Record the end of the step, and begin the next."""
         self._step_ends_ns.append(time.time_ns())
         self.step += 1
 
     def watch(self, label: Label, complete: Callable[[], object]) -> Any:  # noqa: ANN401
-        """Return what stands for a transfer that others watch; None where the worker does."""
+        """Return a proxy for a transfer if the client watches it; None if the worker does."""
         del label, complete
         return None
 
     def record_collections(self) -> None:
-        """Record the garbage collector's work from here on."""
+        """Record garbage collections from here on."""
         gc.callbacks.append(self._on_collection)
 
     def stop_recording_collections(self) -> None:
@@ -98,7 +98,7 @@ class Recorder:
         rows: list[str] | None = None,
         meta: dict[str, Any] | None = None,
     ) -> None:
-        """Write what was recorded, here or by others; the launcher joins the workers' files."""
+        """Write the recorded operations; the launcher joins the workers' files."""
         document = {
             "rows": [json.dumps(row) for row in self._rows] if rows is None else rows,
             "step_ends_ns": self._step_ends_ns,

@@ -44,7 +44,7 @@ _SCHEDULES: Final = {
 
 
 class _Stage(PipelineStage):  # type: ignore[misc]
-    """A stage whose computations are recorded and whose transfers know what they move."""
+    """A stage whose computations are recorded, and whose transfers are labeled."""
 
     def __init__(
         self, submodule: nn.Module, index: int, chunk: int, owner: TorchPipelining
@@ -58,7 +58,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        # The model's first stage passes no gradient on: its backward is that of weights.
+        # The model's first stage has no input gradient: its backward pass is that of the weights.
         split = not kwargs.get("full_backward", True)
         with self._backward(bwd_chunk_id, recorded=not (split and self.is_first)):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -98,7 +98,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
 
 
 class _Paced(PipelineStage):  # type: ignore[misc]
-    """A stage that tells its model which microbatch it computes, and records nothing."""
+    """A stage that gives its model the current microbatch, and records nothing."""
 
     def __init__(
         self, submodule: nn.Module, index: int, chunk: int, owner: TorchPipelining
@@ -160,7 +160,7 @@ class TorchPipelining:
             _record_gathering(run, transfers)
 
     def stage_arguments(self, index: int) -> dict[str, Any]:
-        """Return what a stage takes after its module and its index."""
+        """Return the arguments of a stage after its module and its index."""
         example = torch.zeros(MICROBATCH_SIZE, SEQUENCE, HIDDEN)
         return {
             "num_stages": self.job.pp * self.job.chunks,
@@ -171,7 +171,7 @@ class TorchPipelining:
         }
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
-        """Have the client record it."""
+        """Let the client record the job."""
         return paceline.attach(url, self.job.name, schedule=self._schedule, mesh=self._mesh, **how)
 
     def step(self) -> None:
@@ -195,7 +195,8 @@ class TorchPipelining:
             wrapped = DistributedDataParallel(chunk, process_group=mesh.get_group())
             if self._hooked:
                 return wrapped
-            # PyTorch refuses annotations that are texts, as all are here; a lambda has none.
+            # A lambda, because PyTorch refuses annotations that are texts, as all in this module
+            # are.
             wrapped.register_comm_hook(
                 mesh.get_group(),
                 lambda group, bucket: self._recorded_reduction(group, bucket),  # noqa: PLW0108
@@ -216,9 +217,9 @@ class TorchPipelining:
         return work.get_future().then(finish)
 
     def _post(self, ops: list[dist.P2POp], desc: str | None = None) -> list[Handle]:
-        """Post transfers as the schedule's own function does, watching each."""
+        """Post transfers like the schedule's own function, and watch each."""
         if not all(hasattr(op, "label") for op in ops):
-            # The framework agrees on shapes before the first step.
+            # The framework exchanges shapes before the first step.
             unlabelled: list[Handle] = self._post_unlabelled(ops, desc)
             return unlabelled
         return [

@@ -1,7 +1,7 @@
-"""Point-to-point transfers with ends of their own, and with time on the wire where a job has it.
+"""Point-to-point transfers with individual ends, and with time on the wire if a job has it.
 
-Gloo's works can be waited for once and tell nothing before. So each is waited for in a thread,
-which takes the time of its end; the job waits for the thread.
+Gloo's works can be waited for only once, and do not report completion before. A thread therefore
+waits for each and takes the time of its end; the job waits for the thread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_AT_ONCE: Final = 96
 
 
 class Handle:
-    """A transfer under way; `wait` as that of `torch.distributed.Work`."""
+    """A pending transfer, with the `wait` of `torch.distributed.Work`."""
 
     def __init__(self, done: Future[None], at_wait: Callable[[], None] | None) -> None:
         self._done = done
         self._at_wait = at_wait
 
     def wait(self) -> bool:
-        """Return when the transfer is complete."""
+        """Wait until the transfer is complete."""
         self._done.result()
         if self._at_wait is not None:
             self._at_wait()
@@ -49,7 +49,7 @@ class Transfers:
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE)
-        # The next tag by peer and direction: both ends post in the same order.
+        # The next tag by peer and direction, because both ends post in the same order.
         self._tags: Counter[tuple[int, int, bool]] = Counter()
 
     def post(
@@ -75,7 +75,7 @@ class Transfers:
             payload = None if send else act(tensor, peer, group=group, tag=tag + 1)
 
             def complete() -> None:
-                # A send of the token is complete when its receiver has posted.
+                # The token's send completes when its receiver has posted.
                 posted.wait()
                 if payload is not None:
                     payload.wait()
@@ -95,7 +95,7 @@ class Transfers:
         step: int,
         start_ns: int,
     ) -> Handle:
-        """Record a transfer that is under way; `complete` returns when it is over."""
+        """Record a pending transfer; `complete` returns when it is complete."""
         watched: Handle | None = recorder.watch(label, complete)
         if watched is not None:
             return watched
@@ -112,5 +112,5 @@ class Transfers:
         return Handle(done, record if self._ends is Ends.WAITED else None)
 
     def close(self) -> None:
-        """End the threads; every transfer is over."""
+        """End the threads, after all transfers are complete."""
         self._threads.shutdown()

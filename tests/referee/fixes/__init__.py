@@ -1,1 +1,1 @@
-"""What fixes are predicted to bring, held against the same jobs with the fix made."""
+"""Predicted gains of fixes, compared with the same jobs executed with the fix."""

@@ -1,7 +1,7 @@
-"""Hold promised gains against realised ones: ``make fixes``.
+"""Compare promised gains with realized ones: ``make fixes``.
 
-Half of the jobs are of the second physics, half of the product's own synthesiser. Without a seed
-one is drawn now and printed.
+Half of the jobs are of the second physics, half of the product's synthesizer. Without a seed, one
+is drawn and printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What microbatches take when a data loader divides their sequences, by what they truly take."""
+"""True times of microbatches after a data loader has divided their sequences."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from app.analysis.mitigation.fixes import Balancing
 from paceline_client.balance import Cost, balance
 
 Floats = NDArray[np.float64]
-# Of a step: [dp][microbatch][sequence].
+# Sequence lengths of a step: [dp][microbatch][sequence].
 Batch = Sequence[Sequence[Sequence[int]]]
 
 
 def length_factors(
     lengths: Sequence[Batch], takes: NDArray[np.floating[Any]], plan: Balancing
 ) -> Floats:
-    """Return how many times as long microbatches take once divided, shape (mb, steps, dp).
+    """Return the times of microbatches after the division, relative to now, shape (mb, steps, dp).
 
     Parameters
     ----------
     lengths : sequence of batches
-        Of each step.
+        One for each step.
     takes : array, shape (mb, steps, dp)
-        What microbatches truly take now: linear in 1, Σs and Σs².
+        True times of microbatches: linear in 1, Σs and Σs².
     plan : Balancing
-        As a report gives it to the loader.
+        The plan that a report gives to the loader.
     """
     cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
     after = []

@@ -1,4 +1,4 @@
-"""Fixes of jobs of the second physics: the same draws executed with the fix made."""
+"""Fixes in jobs of the second physics: the same draws, executed with the fix."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.referee.judging import NONE, draw_fault, trace_of
 
 PHYSICS: Final = "independent"
 _EVERYWHERE: Final = ("slow_together", "rotating")
-# As ranks record what they do between steps.
+# Names that ranks record for operations between steps.
 _CHECKPOINT: Final = "checkpoint"
 _EVALUATION: Final = "evaluation"
 _LENGTHS: Final = "sequence_length_imbalance"
 
-# Given a job and a fix of it, returns the job with the fix made.
+# Takes a job and a fix of it, and returns the job with the fix.
 Make = Callable[[Drawn, Advised], World]
 
 
 def referee(seed: int, healthy: float, only: str | None) -> Refereed:
-    """Draw the job of a seed, analyze it, and make each fix that its report advises."""
+    """Draw the job of a seed, analyze it, and execute it with each recommended fix."""
     fault = only if only is not None else _draw_fault(seed, healthy)
     drawn = draw_worlds(seed, fault)
     now_world = drawn.struck.world
@@ -55,7 +55,7 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     def realised(world: World, *, of_turns: bool) -> float:
         after = execute(world)
         if of_turns:
-            # what precedes the first step is not recorded
+            # The time before the first step is not recorded.
             gaps_s = drawn.gap_s * (drawn.shape.steps - 1)
             return float((now.step_s[1:].sum() + gaps_s) / (after.step_s[1:].sum() + gaps_s))
         return float(spans_s(now_world, now).sum() / spans_s(world, after).sum())
@@ -94,13 +94,13 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
 
 
 def spans_s(world: World, execution: Execution) -> Times:
-    """Return how long steps are recorded: from what any worker launches first, shape (steps,)."""
+    """Return how long steps take from the first launch of any worker, shape (steps,)."""
     first_s: Times = (world.between_s + world.before_s).min(axis=(0, 2))
     return execution.step_s - first_s
 
 
 def _draw_fault(seed: int, healthy: float) -> str | None:
-    """Return what is to go wrong in a job: every other time one of the mixed kinds."""
+    """Return a random fault, in half of the cases one of the mixed kinds."""
     rng = np.random.default_rng([seed, 0x313])
     fault = draw_fault(seed, healthy)
     mixed = fault is not None and rng.random() < 0.5
@@ -108,7 +108,7 @@ def _draw_fault(seed: int, healthy: float) -> str | None:
 
 
 def layers_of(drawn: Drawn, seed: int) -> int | None:
-    """Return how many layers each chunk has, as the metadata say; None where they do not."""
+    """Return the layers of each chunk in the metadata; None without them."""
     rng = np.random.default_rng([seed, 0x1A7E])
     if drawn.shape.pp == 1 or rng.random() < 0.3 or drawn.struck.world.layers is not None:
         return None
@@ -122,7 +122,7 @@ def _naming(recording: Recording, layers: int) -> Recording:
 
 
 def _replaced(drawn: Drawn, item: Advised) -> World:
-    """Give workers that are at fault the speed that they were drawn with."""
+    """Give faulty workers their drawn healthy speed."""
     world, healthy = drawn.struck.world.copy(), drawn.usual
     for dp, pp in drawn.struck.workers & set(item.workers):
         world.forward_s[pp, ..., dp] = healthy.forward_s[pp, ..., dp]
@@ -145,7 +145,7 @@ def _rank_replaced(drawn: Drawn, item: Advised) -> World:
 
 
 def _work_shed(drawn: Drawn, item: Advised) -> World:
-    """Let ranks compute as many columns as the plans leave them."""
+    """Let ranks compute the columns that the plans leave them."""
     world = drawn.struck.world.copy()
     assert item.report.tensor is not None
     for group in item.report.tensor.groups:
@@ -164,10 +164,10 @@ def _defragmented(drawn: Drawn, item: Advised) -> World:
 
 
 def _repaired(drawn: Drawn, item: Advised) -> World:
-    """Make links, and a stage's collectives, what they were drawn as."""
+    """Give links, and a stage's collectives, their drawn healthy times."""
     world, healthy, shape = drawn.struck.world.copy(), drawn.usual, drawn.shape
     for dp, one, other in item.where.links or ():
-        # The last stage's chunk sends to the first stage's next one.
+        # The last stage's chunk sends to the next chunk of the first stage.
         around = abs(one - other) == shape.pp - 1
         lower = {shape.pp - 1} if around else set()
         lower |= {min(one, other)} if abs(one - other) == 1 else set()
@@ -185,7 +185,7 @@ def _repaired(drawn: Drawn, item: Advised) -> World:
 
 
 def _loaded_ahead(drawn: Drawn, item: Advised) -> World:
-    """Read batches ahead; what writes checkpoints goes on to."""
+    """Remove the waits for batches, but not those for checkpoints."""
     world, healthy = drawn.struck.world.copy(), drawn.healthy
     ranks = slice(None) if item.where.dp is None else slice(item.where.dp, item.where.dp + 1)
     before_s, data_s = world.saving_s
@@ -209,7 +209,7 @@ def _evaluated_elsewhere(drawn: Drawn, _item: Advised) -> World:
 
 
 def _standing_no_more(drawn: Drawn, _item: Advised) -> World:
-    """Remove what nothing recorded explains: of a checkpoint that is not recorded, too."""
+    """Remove pauses without a recorded reason, including those of unrecorded checkpoints."""
     world = drawn.struck.world
     if world.between is not None:
         return world
@@ -229,9 +229,9 @@ def _launched_faster(drawn: Drawn, item: Advised) -> World:
 
 
 def _collected_together(drawn: Drawn, item: Advised) -> World:
-    """Pause all workers before the planned steps, and none elsewhere.
+    """Pause all workers before the planned steps, and at no other time.
 
-    A collection takes what those of that time take, on each worker another one.
+    Each worker's pause is as long as one of its pauses around that step.
     """
     struck, healthy, shape = drawn.struck.world, drawn.usual, drawn.shape
     if drawn.fault is None or "gc" not in drawn.fault.name:
@@ -248,12 +248,12 @@ def _collected_together(drawn: Drawn, item: Advised) -> World:
 
 
 def planned_steps(steps: int, every: int) -> Iterable[int]:
-    """Return the steps before which all collect."""
+    """Return the steps before which all workers collect."""
     return range(every - 1, steps, every) if every <= steps else range(steps - 1, steps)
 
 
 def pauses_near(pauses: Times, step: int) -> Times:
-    """Return the pauses around a step; the axis before the last counts steps."""
+    """Return the pauses around a step; the last axis but one counts steps."""
     for reach in range(pauses.shape[-2] + 1):
         some = pauses[..., max(step - reach, 0) : step + reach + 1, :]
         found = some[some > 0]
@@ -263,13 +263,13 @@ def pauses_near(pauses: Times, step: int) -> Times:
 
 
 def interval_of(item: Advised) -> int:
-    """Return every how many steps a report advises to collect."""
+    """Return the recommended interval between collections, in steps."""
     assert item.fix.collections is not None
     return item.fix.collections.every
 
 
 def _divided(drawn: Drawn, item: Advised) -> World:
-    """Divide the layers as the report says; as a bound, evenly by what they take."""
+    """Divide the layers as the report recommends; for an upper bound, evenly by their times."""
     division = item.fix.division
     if division is None:
         world = drawn.struck.world.copy()
@@ -282,9 +282,9 @@ def _divided(drawn: Drawn, item: Advised) -> World:
 def arranged(
     world: World, today: ByChunk, after: ByChunk, workers: Sequence[int] | None = None
 ) -> World:
-    """Return a job with its layers divided anew, each at its true cost.
+    """Return a job with a new division of layers, each with its true cost.
 
-    Workers that move to another stage take along how fast they are and what their hosts do.
+    Workers that move to another stage keep their speed and their hosts' delays.
     """
     shape = world.shape
     places = np.arange(shape.pp) if workers is None else np.array(workers)
@@ -292,7 +292,7 @@ def arranged(
     world = moved(world, places)
     for taken_s, surplus in zip(passes_of(world), world.surplus, strict=True):
         of_chunk = in_turn(surplus)
-        # What a worker takes is what the chunk that it had takes; it is to take the new one's.
+        # A worker's times contain its old chunk's cost, which is replaced by the new chunk's.
         had = by_stage(before * of_chunk, shape.pp)[places]
         gets = by_stage(chunk_factors(before, then, of_chunk) * before * of_chunk, shape.pp)
         taken_s[:] *= (gets / had)[:, :, None, None, None]
@@ -305,12 +305,12 @@ def arranged(
 
 
 def passes_of(world: World) -> tuple[Times, Times]:
-    """Return what forwards and backwards take."""
+    """Return the times of forward and backward passes."""
     return world.forward_s, world.backward_s
 
 
 def moved(world: World, places: NDArray[np.int64]) -> World:
-    """Return a job in which each stage has the workers of another one."""
+    """Return a job in which each stage has the workers of another stage."""
     return replace(
         world.copy(),
         forward_s=world.forward_s[places],
@@ -325,12 +325,12 @@ def moved(world: World, places: NDArray[np.int64]) -> World:
 
 
 def in_turn(by_chunk: Times) -> Times:
-    """Return values of chunks in the order of the model, given as (stages, chunks)."""
+    """Return values of chunks, given as (stages, chunks), in the order of the model."""
     return by_chunk.T.ravel()
 
 
 def _evened(drawn: Drawn, item: Advised) -> World:
-    """Divide the sequences as the report says; as a bound, let every microbatch take the mean."""
+    """Divide the sequences as recommended; for an upper bound, make all microbatches equal."""
     world, plan = drawn.struck.world, item.fix.balancing
     if drawn.fault is None or drawn.fault.cause != _LENGTHS:
         return world
@@ -343,7 +343,7 @@ def _evened(drawn: Drawn, item: Advised) -> World:
 
 
 def _at_best_speed(drawn: Drawn, _item: Advised) -> World:
-    """Let all workers compute as they do without what slows them together, or in turn."""
+    """Let all workers compute without the common, or the rotating, slowdown."""
     world, usual = drawn.struck.world.copy(), drawn.usual
     if drawn.fault is None or drawn.fault.cause not in _EVERYWHERE:
         return world
@@ -368,7 +368,7 @@ def _experts_balanced(drawn: Drawn, _item: Advised) -> World:
 
 
 def _contexts_even(drawn: Drawn, _item: Advised) -> World:
-    """Give all context-parallel ranks of a group as much."""
+    """Give all context-parallel ranks of a group the same work."""
     world = drawn.struck.world
     even = np.broadcast_to(world.context_s.mean(axis=0), world.context_s.shape)
     return replace(world, context_s=even)

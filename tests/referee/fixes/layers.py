@@ -1,4 +1,4 @@
-"""What chunks take when the layers of a model are divided anew, by what they truly take."""
+"""True times of chunks after a new division of the layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 def in_order(by_stage: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return numbers of chunks in the order of the model, given by stage and chunk."""
+    """Return values of chunks, given by stage and chunk, in the order of the model."""
     return np.array(by_stage, dtype=np.int64).T.ravel()
 
 
@@ -22,16 +22,16 @@ def by_stage(in_turn: NDArray[np.number[Any]], stages: int) -> Floats:
 
 
 def chunk_factors(today: NDArray[np.int64], after: NDArray[np.int64], surplus: Floats) -> Floats:
-    """Return how many times as long each chunk takes with other layers; all in the model's order.
+    """Return the times of chunks with other layers, relative to now, in the model's order.
 
     Parameters
     ----------
     today, after : int arrays, shape (chunks,)
         Layers of each chunk.
     surplus : array, shape (chunks,)
-        How many times as long a chunk takes now as its number of layers says. On the first and the
-        last that is the embedding and the head, which stay; else its layers are heavy, and are
-        wherever they go.
+        Time of a chunk relative to that of its number of layers. On the first and the last chunk
+        the surplus is the embedding and the head, which stay; elsewhere the chunk's layers are
+        heavy, and remain so on another chunk.
     """
     heavy = surplus.copy()
     heavy[[0, -1]] = 1.0

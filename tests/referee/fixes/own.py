@@ -1,4 +1,4 @@
-"""Fixes of jobs of the product's own synthesiser: executed again without what the fix removes."""
+"""Fixes in jobs of the product's synthesizer, executed again with the fix."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tests.referee.fixes.promise import (
 from tests.referee.judging import NONE
 
 PHYSICS: Final = "own"
-# What each fix removes.
+# The injections that each fix removes.
 REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_worker": frozenset({"slow_worker", "thermal_throttling"}),
     "cool_device": frozenset({"slow_worker", "thermal_throttling"}),
@@ -77,7 +77,7 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "even_stages": frozenset(),
     "even_microbatches": frozenset({"sequence_length_imbalance"}),
 }
-# Jobs with two causes, or with one that the diagnosis is not scored on.
+# Jobs with two causes, or with a cause that the score of the diagnosis leaves out.
 MIXED: Final[Mapping[str, tuple[str, ...]]] = {
     " + ".join(causes): causes
     for causes in (
@@ -102,7 +102,7 @@ MIXED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def referee(seed: int, healthy: float, only: str | None) -> Refereed:
-    """Draw the job of a seed, analyze it, and make each fix that its report advises."""
+    """Draw the job of a seed, analyze it, and execute it with each recommended fix."""
     name = only if only is not None else _draw_causes(seed, healthy)
     causes = MIXED.get(name or "", () if name is None else (name,))
     rng = stream(seed, "fixes slowdown")
@@ -112,7 +112,7 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
         job = replace(job, layers=(int(rng.integers(3, 17)) * job.sizes.vpp,) * job.sizes.pp)
     session = afflict(job, causes, goal_of(causes, slowdown), seed)
     report = analyze(session.trace).report
-    # What precedes the first step is not recorded.
+    # The time before the first step is not recorded.
     turns_s, steps_s = sum(session.truth.turns_s[1:]), sum(session.truth.step_times_s)
 
     of_job = OfJob(seed, PHYSICS, name or NONE)
@@ -145,7 +145,7 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
 
 
 def _draw_causes(seed: int, healthy: float) -> str | None:
-    """Return what is wrong with a job: nothing, a cause, or one of the mixed kinds as often."""
+    """Return the causes of a random job: none, one, or a mixed kind, equally often."""
     rng = stream(seed, "fixes")
     if rng.random() < healthy:
         return None
@@ -153,7 +153,7 @@ def _draw_causes(seed: int, healthy: float) -> str | None:
 
 
 def made_s(session: SyntheticSession, item: Advised) -> float:
-    """Return what the steps of a session take with a fix made, all draws as they were."""
+    """Return the step times of a session with a fix, with all other draws equal."""
     job, seed = session.job, session.seed
     removed = {
         number
@@ -176,7 +176,7 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
 
 
 def executed_s(work: StepWork, session: SyntheticSession, *, of_turns: bool = False) -> float:
-    """Return what the steps of a session take with other work, or steps and the gaps before."""
+    """Return the step times of a session with other work, optionally with the gaps before."""
     execution = execute(work, session.job.costs.contention)
     if of_turns:
         turns_ns = execution.turn_times_ns()[1:] + session.job.costs.step_gap_ns
@@ -191,7 +191,7 @@ def _healthy(session: SyntheticSession) -> StepWork:
 
 
 def _is_meant(injection: Injection, job: JobModel, item: Advised) -> bool:
-    """Return whether a fix is about the workers of an injection."""
+    """Return whether a fix concerns the workers of an injection."""
     struck, named = injection.workers(job), item.workers
     if not struck:
         return True
@@ -204,20 +204,20 @@ def _is_meant(injection: Injection, job: JobModel, item: Advised) -> bool:
 def _collect_together(
     work: StepWork, session: SyntheticSession, removed: Injection, item: Advised
 ) -> None:
-    """Pause everybody before the planned steps, each for what its collections take by then."""
+    """Pause all workers before the planned steps, each as long as its collections then take."""
     assert isinstance(removed, GarbageCollection)
     job = session.job
     rng = stream(session.seed, "planned collections")
     age = np.linspace(0.0, 1.0, job.steps)
     for step in planned_steps(job.steps, interval_of(item)):
-        # `program.first` has an operation of each stage.
+        # `program.first` contains an operation of each stage.
         size = (len(work.program.first), job.sizes.dp)
         pause_ns = removed.pause_ns * (1 + removed.growth * age[step])
         work.delay_ns[list(work.program.first), step] += pause_ns * rng.lognormal(-0.02, 0.2, size)
 
 
 def _work_shed(work: StepWork, session: SyntheticSession, item: Advised) -> StepWork:
-    """Let ranks compute as many columns as the plans leave them."""
+    """Let ranks compute the columns that the plans leave them."""
     job, program = session.job, work.program
     healthy_ns = work.duration_ns.copy()
     inject(work, job, session.injections, session.seed)
@@ -242,7 +242,7 @@ def _work_shed(work: StepWork, session: SyntheticSession, item: Advised) -> Step
 
 
 def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> StepWork:
-    """Divide the sequences as the report says."""
+    """Divide the sequences as the report recommends."""
     job, program = session.job, work.program
     healthy_ns = work.duration_ns.copy()
     inject(work, job, session.injections, session.seed)
@@ -261,7 +261,7 @@ def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> Ste
 
 
 def _divided(session: SyntheticSession, item: Advised) -> StepWork:
-    """Divide the layers as the report says; as a bound, evenly by what they take."""
+    """Divide the layers as the report recommends; for an upper bound, evenly by their times."""
     division = item.fix.division
     if division is not None:
         return _arranged(session, division.today, division.layers)
@@ -281,9 +281,9 @@ def _arranged(
     after: ByChunk,
     workers: Sequence[int] | None = None,
 ) -> StepWork:
-    """Divide the layers anew, each at its true cost.
+    """Divide the layers anew, each with its true cost.
 
-    Workers that move to another stage take along how fast they are, and what is wrong with them.
+    Workers that move to another stage keep their speed and their faults.
     """
     job, work = session.job, _healthy(session)
     stages = job.sizes.pp
@@ -291,7 +291,7 @@ def _arranged(
     before, then = in_order(today), in_order(after)
     base, struck = _surpluses(session)
     for name, surplus in struck.items():
-        # Without heavy stages, which come as more work for whoever has them.
+        # Without heavy stages, whose additional work belongs to the stage.
         had = by_stage(before, stages) * base[name]
         of_chunk = surplus.T.ravel()
         gets = chunk_factors(before, then, of_chunk) * before * of_chunk
@@ -300,7 +300,7 @@ def _arranged(
         own_ns = work.duration_ns[mine]
         moved_ns = own_ns.copy()
         for at, place in enumerate(places.tolist()):
-            # The program holds a stage's passes of a type in the same order on each.
+            # The program lists a stage's passes of a type in the same order on each worker.
             moved_ns[stage == at] = own_ns[stage == place]
         work.duration_ns[mine] = moved_ns * factor[stage, chunk][:, None, None]
     _inject_others(work, session, places)
@@ -316,14 +316,14 @@ def _arranged(
 def _passes(
     work: StepWork, *names: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the operations of some types, and stage and chunk of each."""
+    """Return the operations of some types, with stage and chunk of each."""
     mine = np.flatnonzero(work.program.of_types(*names))
     stage = np.asarray(work.program.stage, dtype=np.int64)[mine]
     return mine, stage, np.maximum(np.asarray(work.program.chunk, dtype=np.int64)[mine], 0)
 
 
 def _surpluses(session: SyntheticSession) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return what chunks take over what their layers do, healthy and with heavy stages."""
+    """Return the times of chunks relative to their layers, healthy and with heavy stages."""
     job = session.job
     chunks = job.sizes.vpp
     size = (job.sizes.pp, chunks)
@@ -343,11 +343,11 @@ def _surpluses(session: SyntheticSession) -> tuple[dict[str, Floats], dict[str, 
 def _inject_others(
     work: StepWork, session: SyntheticSession, places: NDArray[np.int64] | None = None
 ) -> None:
-    """Make go wrong what does, but for heavy stages; workers may have moved to other stages."""
+    """Inject all faults but heavy stages; workers may have moved to other stages."""
     moved = list(session.injections)
     for number, injection in enumerate(moved):
         worker = getattr(injection, "worker", None)
-        # A slow link is where it is, whoever is at its ends.
+        # A slow link stays in its place, whichever workers are at its ends.
         if worker is not None and places is not None and injection.cause != "network":
             stage = places.tolist().index(worker[1])
             moved[number] = replace(injection, worker=(worker[0], stage))  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""A fix that a report promises, and what making it brings."""
+"""A fix with its promised and its realized gain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from app.analysis.mitigation.fixes import ByChunk, PlannedTemplate
 from app.analysis.mitigation.pipeline_template import MIN_GAIN
 from app.analysis.report.document import Recommendation, Report
 
-# As near as a prediction has to be.
+# Largest accepted error of a prediction.
 NEAR: Final = 0.05
-# What a pipeline template is called among the fixes.
+# Name of pipeline templates among the fixes.
 TEMPLATE: Final = "pipeline_template"
-# Those that, as a bound without a plan, assume an ideal that no change is known to reach.
+# Fixes that, as an upper bound without a plan, assume an ideal that no change may reach.
 ASSUME_IDEAL: Final = frozenset({"even_stages", "even_microbatches"})
 _WORKER: Final = re.compile(r"\((\d+), (\d+)\)")
 
@@ -30,13 +30,13 @@ class Promise:
     seed : int
     physics : str
     fault : str
-        What is wrong with the job.
+        The job's fault.
     action : str
     at_most : bool
-        Whether the report calls it a bound.
+        Whether the report calls the gain an upper bound.
     itself : bool
-        Whether what was made is the change that the report describes; of a bound without one it is
-        the ideal that it assumes.
+        Whether the executed change is the one that the report describes; for a bound without a
+        description, the assumed ideal is executed.
     promised, realised : float
         Step time now ÷ with the fix: predicted, and executed.
     """
@@ -52,13 +52,13 @@ class Promise:
 
     @property
     def error(self) -> float:
-        """Return how far the promise is off; of "up to", how far it is exceeded."""
+        """Return the promise's relative error; for an upper bound, by how much it is exceeded."""
         off = self.promised / self.realised - 1
         return max(-off, 0.0) if self.open else abs(off)
 
     @property
     def open(self) -> bool:
-        """Return whether the report says no more than "up to" of a change that it describes."""
+        """Return whether the report gives only an upper bound for a change that it describes."""
         return self.at_most and self.itself
 
 
@@ -86,7 +86,7 @@ class Refereed:
 
 @dataclass(frozen=True, slots=True)
 class OfJob:
-    """What promises of a job have in common, as in `Promise`."""
+    """The fields that all promises of a job share, as in `Promise`."""
 
     seed: int
     physics: str
@@ -118,13 +118,13 @@ class OfJob:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A fix as whoever makes it reads it, and where.
+    """A recommended fix with its place.
 
     Parameters
     ----------
     fix : Recommendation
     where : Where
-        Of the cause that it removes.
+        Place of the cause that it removes.
     report : Report
     """
 
@@ -134,26 +134,26 @@ class Advised:
 
     @property
     def described(self) -> bool:
-        """Return whether the report says what is to be changed, not only what is ideal."""
+        """Return whether the report describes the change, not only an ideal."""
         fix = self.fix
         planned = fix.division is not None or fix.balancing is not None
         return not fix.at_most or planned or fix.action not in ASSUME_IDEAL
 
     @property
     def of_turns(self) -> bool:
-        """Return whether its gain is a share of the time from one step to the next."""
+        """Return whether the gain is a share of the time between the begins of two steps."""
         return any(c.cause == self.fix.cause and c.between_s for c in self.report.causes)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Return the workers that it is about: of its cause, or as its title names them."""
+        """Return the workers of the fix: those of its cause, or those in its title."""
         if self.where.workers:
             return self.where.workers
         return tuple((int(dp), int(pp)) for dp, pp in _WORKER.findall(self.fix.title))
 
 
 def advised(report: Report) -> list[Advised]:
-    """Return the fixes of a report, each with the places of its cause."""
+    """Return the fixes of a report, each with the place of its cause."""
     where = {cause.cause: cause.where for cause in reversed(report.causes)}
     nowhere = Where()
     return [
@@ -172,7 +172,7 @@ def shown_template(report: Report) -> PlannedTemplate | None:
 def divisions_of_template(template: PlannedTemplate, report: Report) -> tuple[ByChunk, ByChunk]:
     """Return the layers of each chunk now and with a template.
 
-    Those of virtual stages stand in the fix that the template is.
+    For virtual stages they are in the fix of the template.
     """
     for fix in report.recommendations:
         if fix.division is not None and fix.predicted_gain == template.predicted_gain:

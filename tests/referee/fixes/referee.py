@@ -1,4 +1,4 @@
-"""The fixes of one job, of either physics."""
+"""Comparison of promises for one job, of either physics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.referee.fixes.promise import Refereed
 
 
 def referee(seed: int, healthy: float, only: str | None, physics: str) -> Refereed:
-    """Referee the fixes of a seed's job, of one physics or of either by turns."""
+    """Compare the fixes of a seed's job, of one physics or alternately of both."""
     if only is not None:
         physics = "independent" if only in {*FAULTS, *MIXED_FAULTS} else "own"
     if physics == "both":

@@ -1,4 +1,4 @@
-"""Promises kept, in words and figures."""
+"""Tables of kept promises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.referee.fixes.promise import NEAR, TEMPLATE, Promise, Refereed
 
 
 def lines(jobs: Sequence[Refereed]) -> Iterator[str]:
-    """Yield the table by fix, and in the last line what it comes to."""
+    """Yield the table by fix, and a summary as the last line."""
     promises = [promise for job in jobs for promise in job.promises]
     healthy = [job for job in jobs if job.healthy]
     yield (
@@ -34,7 +34,7 @@ def lines(jobs: Sequence[Refereed]) -> Iterator[str]:
 
 
 def summary(jobs: Sequence[Refereed]) -> str:
-    """Return the last line; templates count by themselves, and what says "up to" not at all."""
+    """Return the last line; templates count separately, and upper bounds do not count."""
     promises = [promise for job in jobs for promise in job.promises if not job.healthy]
     said = [promise for promise in promises if not promise.open]
     errors = [promise.error for promise in said if promise.action != TEMPLATE]

@@ -1,1 +1,1 @@
-"""The judged figure: the worst of several draws on both physics, seeds drawn when it runs."""
+"""The judged figure: the worst of several draws on both physics, with new seeds in each run."""

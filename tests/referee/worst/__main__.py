@@ -1,7 +1,7 @@
 """Print the judged figure: ``make judged DRAWS=5 JOBS=1000``.
 
-The figures of each draw are printed as soon as it is done, and of the one that is under way when
-judging is stopped. ``--keep FILE`` keeps all that is judged: with it judging goes on where it was.
+The figures of each draw are printed when it is complete, and those of an incomplete draw when the
+run is stopped. ``--keep FILE`` stores all judged jobs, so that the next run continues from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.referee.worst.few_steps import physics_of
 from tests.referee.worst.journal import Journal
 from tests.referee.worst.processes import judging
 
-# Healthy jobs of a draw, and jobs of each cause.
+# Numbers of healthy jobs of a draw, and of jobs of each cause.
 _EACH: Final = 0.06
 
 
@@ -56,7 +56,7 @@ def lines(draws: Sequence[Draw]) -> Iterator[str]:
 
 def _summary(name: str, one: Draw) -> str:
     slow = len(one.jobs) - len(one.healthy)
-    # Of a draw that was stopped some causes may be missing.
+    # A stopped draw may lack some causes.
     judged = ((value, title_of(key)) for key, value in one.f1.items() if not math.isnan(value))
     least, cause = min(judged, default=(math.nan, "none"))
     return (
@@ -70,7 +70,7 @@ def _summary(name: str, one: Draw) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be judged."""
+    """The requested draws."""
 
     physics: tuple[str, ...]
     draws: int
@@ -82,9 +82,9 @@ class Asked:
 
 
 def judge_draws(asked: Asked, journal: Journal, mapping: Mapping) -> dict[str, list[Draw]]:
-    """Judge draw by draw, each on every physics, and print what came of it.
+    """Judge draw by draw, each on every physics, and print the figures.
 
-    Stopped by the keyboard, it prints what was judged of the draw that is under way.
+    If stopped by the keyboard, it prints the figures of the incomplete draw.
     """
     done: dict[str, list[Draw]] = {name: [] for name in asked.physics}
     for number, name in product(range(1, asked.draws + 1), asked.physics):

@@ -1,4 +1,4 @@
-"""One draw: a number of healthy jobs, and of each cause a number that it makes slow enough."""
+"""One draw: a number of healthy jobs, and for each cause a number of jobs that are slow enough."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tests.referee.judging import NONE, STRAGGLING, judge_job
 from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
 from tests.referee.table import is_near
 
-# Jobs of a cause are drawn until enough are slow; faults that hardly slow any are given up.
+# Jobs of a cause are drawn until enough are slow; a fault that slows hardly any is given up.
 _ROUNDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A job and what its report says of it.
+    """A job and its report.
 
     Parameters
     ----------
     seed : int
     cause, lead : str
-        What is wrong and what is named first; `NONE` of a healthy job, or of nothing.
+        True cause and first named cause; `NONE` for a healthy job, or without any.
     slow : bool
-        Whether the fault makes it slow enough to count; True of a healthy one. What does not count
-        is not analyzed.
+        Whether the fault makes it slow enough to count; True for a healthy job. Other jobs are not
+        analyzed.
     near : bool
         Whether the headline is near the true slowdown.
     worker_right : bool or None
-        Whether who is blamed first is at fault.
+        Whether the first blamed worker is faulty.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """Whose jobs are judged.
+    """A simulator whose jobs are judged.
 
     Parameters
     ----------
@@ -67,14 +67,14 @@ class Physics:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What came of one draw.
+    """The results of one draw.
 
     Parameters
     ----------
     physics : Physics
     first_seed : int
     jobs : tuple of Judged
-        Those that count.
+        The jobs that count.
     """
 
     physics: Physics
@@ -104,7 +104,7 @@ class Draw:
 
     @property
     def false_alarms(self) -> float:
-        """Return the share of healthy jobs of which a cause is named."""
+        """Return the share of healthy jobs with a named cause."""
         return _share([job.lead != NONE for job in self.healthy])
 
     @property
@@ -114,7 +114,7 @@ class Draw:
 
     @property
     def worst_worker(self) -> float:
-        """Return the share of jobs with a worker at fault in which that one is blamed first."""
+        """Return the share of jobs with a faulty worker in which that worker is blamed first."""
         return _share([job.worker_right for job in self.jobs if job.worker_right is not None])
 
 
@@ -134,7 +134,7 @@ def judge_own(seed: int, cause: str) -> Judged:
 
 
 def judge_independent(seed: int, cause: str) -> Judged:
-    """Judge a job of the second physics: its faults of that cause by turns."""
+    """Judge a job of the second physics, with the faults of a cause in turns."""
     faults = [name for name, fault in FAULTS.items() if fault.cause == cause]
     job = draw_job(seed, faults[seed % len(faults)] if faults else None)
     if cause != NONE and job.slowdown < STRAGGLING:
@@ -147,7 +147,7 @@ def judge_independent(seed: int, cause: str) -> Judged:
 
 
 def _too_mild(seed: int, cause: str) -> Judged:
-    """Return a job that does not count, whatever its report would say: there is none."""
+    """Return a job that does not count, and has no report."""
     return Judged(seed, cause, NONE, slow=False, near=False, worker_right=None)
 
 
@@ -155,12 +155,12 @@ Wanted = tuple[int, str]
 
 
 class Mapping(Protocol):
-    """As `map` with one iterable."""
+    """A function like `map` with one iterable."""
 
     def __call__(
         self, of: Callable[[Wanted], Judged], wanted: Iterable[Wanted], /
     ) -> Iterable[Judged]:
-        """Return what comes of each."""
+        """Return the results for all items."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Sessions cut to a few steps: `make judged ARGS="--steps 1"`.
 
-The steps are neighbors, anywhere in the session, and what is true of them is counted over them
-alone. Causes that change from step to step are left out: few steps do not show them.
+The steps are consecutive, anywhere in the session, and the truth is computed for them alone. Causes
+that change from step to step are left out, because few steps do not show them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
 from tests.referee.table import is_near
 from tests.referee.worst.draw import Judged, Physics
 
-# How slow a healthy job may seem.
+# Largest headline of a healthy job.
 _HEALTHY: Final = 1.03
-# The second physics numbers its steps from there on.
+# The first step number of the second physics.
 _FIRST: Final = 100
 
 
 def physics_of(steps: int) -> dict[str, Physics]:
-    """Return both physics, whose sessions are cut to that many steps."""
+    """Return both physics, with sessions cut to a number of steps."""
     return {
         "own": Physics("own", _shown(OWN_CAUSES), partial(_judge_own, steps=steps)),
         "independent": Physics(
@@ -54,12 +54,12 @@ def _judge_own(seed: int, cause: str, steps: int) -> Judged:
     numbers = np.unique(trace.step)
     first = _first(seed, len(truth.step_times_s), steps)
     mine = slice(first, first + steps)
-    # Steps that warm up or evaluate have no times.
+    # Warm-up and evaluation steps have no times.
     known = np.array(getattr(truth, "steps", numbers))
     taken, healthy = (
         np.array(times)[mine].sum() for times in (truth.step_times_s, truth.healthy_step_times_s)
     )
-    # of a heavy stage, whose layers do not go away
+    # The reference of a heavy stage has the same total work.
     held = slowdown_of(session) / truth.slowdown if truth.stage is not None else 1.0
     slowdown = float(taken / healthy) * held
     return _judged(seed, cause, slowdown, _cut(trace, known[mine]), truth.workers)

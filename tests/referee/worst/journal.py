@@ -1,4 +1,4 @@
-"""What has been judged so far: kept in a file, so that judging goes on where it was stopped."""
+"""A file of judged jobs, from which a stopped run continues."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Journal:
-    """Judged jobs of draws, each known by its physics and number.
+    """Judged jobs of draws, identified by physics and seed.
 
     Parameters
     ----------
     path : Path or None
-        A file of a line for each draw and job; None keeps them for this run alone.
+        A file with a line for each draw and job; None keeps them in memory.
     """
 
     path: Path | None = None
@@ -32,7 +32,7 @@ class Journal:
 
     @classmethod
     def opened(cls, path: Path | None) -> Journal:
-        """Return a journal with what its file holds; a line that was cut off is judged again."""
+        """Return a journal with the content of its file, without an incomplete last line."""
         journal = cls(path)
         if path is None or not path.exists():
             return journal
@@ -48,18 +48,18 @@ class Journal:
         return journal
 
     def first_seed(self, key: Key, draw_seed: Callable[[], int]) -> int:
-        """Return the first seed of a draw: the one that it began with, or else a new one."""
+        """Return the first seed of a draw: the stored one, or else a new one."""
         if key not in self._first:
             self._first[key] = draw_seed()
             self._write(key, {_DRAW: self._first[key]})
         return self._first[key]
 
     def jobs(self, key: Key) -> tuple[Judged, ...]:
-        """Return what is judged of a draw, those that are not slow included."""
+        """Return the judged jobs of a draw, including those that are not slow."""
         return tuple(self._jobs.get(key, {}).values())
 
     def resumed(self, key: Key, mapping: Mapping) -> Mapping:
-        """Return a mapping that judges only what is not known of a draw, and keeps it."""
+        """Return a mapping that judges and stores only the unknown jobs of a draw."""
 
         def judge_rest(
             of: Callable[[Wanted], Judged], wanted: Iterable[Wanted], /

@@ -1,4 +1,4 @@
-"""Processes that judge: each has the compiled loops loaded once."""
+"""Processes that judge jobs, each of which loads the compiled loops once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.analysis.replay.engine.executors import warm_up
 
 
 def judging(processes: int) -> Pool:
-    """Return processes that judge; whoever started them stops them."""
+    """Return processes that judge jobs, which the caller stops."""
     return get_context("spawn").Pool(processes, initializer=_begin)
 
 

@@ -1,1 +1,1 @@
-"""A second physics of pulses, which shares no code with the synthesis, and its judgement."""
+"""A second physics of pulses, which shares no code with the synthesis, and its score."""

@@ -1,4 +1,4 @@
-"""Judge the detection on the second physics: ``make pulse-score PHYSICS=independent``."""
+"""Score the detection on the second physics: ``make pulse-score PHYSICS=independent``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH = 1 << 16
 
 
 def notices_in(columns: Columns, world: int) -> tuple[Notice, ...]:
-    """Return what is noticed in some columns."""
+    """Return the notices that the detection finds in some columns."""
     count = len(columns["rank"])
     none = np.zeros(count, np.int64)
     beats = {"phase": np.full(count, NO_BEAT), "since_ns": none}

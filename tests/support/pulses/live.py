@@ -1,4 +1,4 @@
-"""A job that sends its pulse as it runs, one of whose ranks gets slow and well again."""
+"""A running job that sends its pulse, in which a rank becomes slow and recovers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from app.analysis.pulse.columns import Pulses
 
-# Steps a body.
+# Number of steps in a body.
 EACH = 5
 
 
 @dataclass(slots=True)
 class LiveJob:
-    """Two hosts of eight ranks; what it sends is of now.
+    """A job on two hosts of eight ranks, whose bodies have the current time.
 
     Parameters
     ----------
     dials : PulseDials
-        `steps` are as many as it can run.
+        `steps` is the largest number of steps that the job can run.
     factor : float
         How many times as long `rank` computes while it is slow.
     """
@@ -51,11 +51,11 @@ class LiveJob:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Return the hosts of the ranks."""
+        """Return the host of each rank."""
         return self._hosts
 
     def bodies(self) -> Iterator[bytes]:
-        """Run some steps, as long as these take, and yield what each host sends of them."""
+        """Run some steps in real time, and yield the body of each host."""
         assert self._states is not None
         rows = self._states[self.slow]
         now = rows.take((rows.step >= self.step) & (rows.step < self.step + EACH))
@@ -69,7 +69,7 @@ class LiveJob:
             yield write_pulse(now.take(of_host), name)
 
     def run_until(self, done: Callable[[], bool], send: Callable[[bytes], None]) -> None:
-        """Run until something is true."""
+        """Run and send bodies until `done` returns true."""
         while not done():
             assert self.step + EACH <= self.dials.steps, "nothing came of it"
             for body in self.bodies():

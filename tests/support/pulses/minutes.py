@@ -1,4 +1,4 @@
-"""Minutes of a pulse in the database, as a worker would have kept them."""
+"""Minutes of a pulse in the database, as a worker would have stored them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NONE: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Minutes:
-    """A job of which one rank computes longer in the last minutes.
+    """A job in which one rank computes longer in the last minutes.
 
     Parameters
     ----------
     until_ago : int
-        Minutes from the last one to now.
+        Minutes from the last minute to now.
     stages : int
-        Of the pipeline; ranks of one follow one another.
+        Pipeline stages; ranks of a stage are consecutive.
     """
 
     ranks: int
@@ -48,7 +48,7 @@ class Minutes:
     stages: int = 1
 
     def keep(self, container: Container, job: str) -> None:
-        """Keep them of a job that is there, instead of what there was."""
+        """Replace the minutes of an existing job by these."""
         with container.uow() as tx:
             job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar_one()
             for row in tx.session.execute(

@@ -1,6 +1,6 @@
-"""Pulses of pipelines with noise as hosts have it: heavy tails, memory, warmth, the time of day.
+"""Pulses of pipelines with noise like that of hosts: heavy tails, memory, heat, time of day.
 
-Nothing here is taken from the synthesis; what it returns are plain columns.
+Nothing is taken from the synthesis; results are plain columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _START_NS = 1_770_000_000_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How a job behaves where nothing is wrong with it."""
+    """The behavior of a healthy job."""
 
     replicas: int
     stages: int
@@ -45,7 +45,7 @@ class Habits:
 
 
 def draw_habits(rng: np.random.Generator, steps: int, *, lengths: bool | None = None) -> Habits:
-    """Draw how a job behaves."""
+    """Draw the behavior of a healthy job."""
     replicas, stages = [(8, 1), (16, 1), (8, 2), (4, 4), (16, 4), (32, 2), (64, 1)][rng.integers(7)]
     vary = bool(rng.random() < 0.4) if lengths is None else lengths
     return Habits(
@@ -70,7 +70,7 @@ def draw_habits(rng: np.random.Generator, steps: int, *, lengths: bool | None = 
 
 
 def _remembering(rng: np.random.Generator, shape: tuple[int, int], memory: float) -> Floats:
-    """Return noise of unit variance, each step of which remembers the one before."""
+    """Return autocorrelated noise of unit variance: an AR(1) process over steps."""
     fresh = rng.normal(size=shape) * np.sqrt(1 - memory**2)
     noise = np.empty(shape)
     noise[0] = rng.normal(size=shape[1])
@@ -81,7 +81,7 @@ def _remembering(rng: np.random.Generator, shape: tuple[int, int], memory: float
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is wrong: a factor on the computing of some ranks, or on the network."""
+    """A fault: a factor on the computing of some ranks, or on the network."""
 
     ranks: tuple[int, ...]
     begin: int
@@ -91,7 +91,7 @@ class Slow:
 
 
 def pulse(habits: Habits, rng: np.random.Generator, wrong: Slow | None = None) -> Columns:
-    """Return the columns of a job, in the order of time."""
+    """Return the columns of a job, ordered by time."""
     shape = habits.steps, habits.world
     stage = np.arange(habits.world) // habits.replicas
     replica = np.arange(habits.world) % habits.replicas
@@ -105,7 +105,7 @@ def pulse(habits: Habits, rng: np.random.Generator, wrong: Slow | None = None) -
     )
     day = 0.03 * np.sin(2 * np.pi * step * habits.seconds / 86_400 + rng.uniform(0, 6.28))
     length = np.exp(habits.lengths * rng.normal(size=(habits.steps, habits.replicas)))[:, replica]
-    # Some work does not depend on lengths, and attention grows with their square.
+    # A part of the work does not depend on lengths, and attention grows with their square.
     work = 0.1 + 0.75 * length + 0.15 * length**2
     compute = 0.75e9 * habits.seconds * load * own * work * np.exp(tails + wander + warm + day)
     hit = rng.random(shape) < habits.hiccups
@@ -131,7 +131,7 @@ def pulse(habits: Habits, rng: np.random.Generator, wrong: Slow | None = None) -
     network = 0.1e9 * habits.seconds * rng.gamma(40, 1 / 40, habits.steps)
     if wrong is not None and wrong.in_network:
         network[wrong.begin :] += (wrong.factor - 1) * habits.seconds * 1e9
-    # Of a pipeline the slowest stage repeats, and every other one is passed once.
+    # The slowest stage of a pipeline repeats for each microbatch; the others add one pass.
     busy = (compute + collect + data).reshape(habits.steps, habits.stages, habits.replicas)
     count = 8
     pipeline = busy.max(axis=1) * (count - 1) / count + busy.sum(axis=1) / count

@@ -1,1 +1,1 @@
-"""Trainings of many kinds, run on simulated GPUs and written as PyTorch's profiler writes them."""
+"""Trainings of many kinds on simulated GPUs, written in the format of PyTorch's profiler."""

@@ -1,4 +1,4 @@
-"""Files of trainings, one a rank, as versions of PyTorch's profiler write them."""
+"""Files of trainings, one a rank, in the formats of several versions of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _ONE_CCL: Final = "void oneccl_ring_kernel<sycl::half, 16>"
 
 
 def write_training(training: Training, style: Style, folder: Path) -> float:
-    """Run a training, write its files, and return how long a step took, ns."""
+    """Run a training, write its files, and return the duration of a step in ns."""
     loop = _run(training, style)
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(training.ranks):
@@ -80,7 +80,7 @@ def recorded(training: Training, style: Style, rank: int) -> dict[str, Any]:
 
 
 def step_ns(training: Training, style: Style | None = None) -> float:
-    """Return how long a recorded step of a training takes."""
+    """Return the duration of a recorded step of a training in ns."""
     return _run(training, style or Style()).step_ns
 
 
@@ -171,7 +171,7 @@ class _File:
         }
 
     def of(self, event: Event) -> Iterator[Mapping[str, Any]]:
-        """Yield what stands in the file of an event."""
+        """Yield the JSON events of an event."""
         on_device = event.category in {"kernel", "gpu_memcpy"}
         start, end = int(event.start[self._rank]), int(event.end[self._rank])
         tid: int = _THREADS.get(event.track, 0)
@@ -197,7 +197,7 @@ class _File:
             "args": args,
         }
         if category == "user_annotation" and self._style.writer is not Writer.OLD:
-            # The profiler shows it on the device as well.
+            # The profiler shows annotations on the device as well.
             yield {
                 "ph": "X",
                 "cat": "gpu_user_annotation",

@@ -1,4 +1,4 @@
-"""What is trained how, and what is wrong with it."""
+"""Descriptions of trainings: the kind, the writer of the files and the fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 
 class Kind(Enum):
-    """A way of training."""
+    """The kind of parallelism and training loop."""
 
     DDP = auto()
     DDP_HALVES = auto()  # a communication hook sends half precision
@@ -34,7 +34,7 @@ class Kind(Enum):
 
 
 class Writer(Enum):
-    """Which profiler wrote a file."""
+    """The profiler that wrote a file."""
 
     NOW = auto()  # kernels say their groups
     RECORDS = auto()  # PyTorch 2.1 to 2.3: the records of calls say the groups
@@ -45,7 +45,7 @@ class Writer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong; nothing by default."""
+    """The fault of a training; none by default."""
 
     slow_rank: int | None = None
     slow_factor: float = 1.3
@@ -77,13 +77,13 @@ class Training:
     seed: int = 1
 
     def healthy(self) -> Training:
-        """Return the same with nothing wrong."""
+        """Return the same training without a fault."""
         return replace(self, fault=Fault())
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How the files are written."""
+    """The style in which files are written."""
 
     writer: Writer = Writer.NOW
     arguments: bool = True  # kernels of collectives have their launch and stream only without

@@ -1,4 +1,4 @@
-"""The loops of trainings: what each kind calls in a step."""
+"""The training loops: the calls of each kind of training in a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMPILED: Final = frozenset({Kind.DDP_COMPILED, Kind.FSDP_COMPILED})
 
 
 def groups_of(training: Training) -> Mapping[str, Sequence[Sequence[int]]]:
-    """Return the process groups of a training, the world's first."""
+    """Return the process groups of a training, first the group of all ranks."""
     ranks, inner = training.ranks, training.inner
     found: dict[str, Sequence[Sequence[int]]] = {"world": [range(ranks)]}
     if inner > 1:
@@ -41,7 +41,7 @@ def groups_of(training: Training) -> Mapping[str, Sequence[Sequence[int]]]:
 
 
 class Loop:
-    """Runs a training."""
+    """Runs a training loop."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -63,13 +63,13 @@ class Loop:
         kind = training.kind
         self._sharded = kind in _SHARDED
         self._compiled = kind in _COMPILED
-        # Of the ranks that hold the same parameters, or parts of them.
+        # The group of the ranks that hold the same parameters, or parts of them.
         data = "outer" if kind in _TENSOR or kind is Kind.CONTEXT else "world"
         self._shards = "inner" if kind is Kind.HSDP else data
         self._pending: list[Times] = []
 
     def run(self, recorded: Callable[[int], bool]) -> None:
-        """Run all steps; what is not recorded happens all the same."""
+        """Run all steps, recorded ones and others."""
         for step in range(self.training.steps):
             self.machine.recording = recorded(step)
             self._recorded.append(self.machine.recording)
@@ -79,7 +79,7 @@ class Loop:
 
     @property
     def step_ns(self) -> float:
-        """Return the mean recorded step, but for the first of all."""
+        """Return the mean duration of recorded steps in ns, without the first step."""
         ends = np.array([one.max() for one in self.step_ends])
         return float(np.diff(ends)[self._recorded[1:]].mean())
 

@@ -1,7 +1,8 @@
 """Hosts and devices of all ranks of a job, and the events that a profiler records of them.
 
-Every rank runs the same program. A host calls operators, which launch kernels, and goes on; streams
-run in order what they were given; a collective moves data once all ranks of its group came to it.
+Every rank runs the same program. A host calls operators, which launch kernels, and continues.
+Streams run their kernels in order; a collective moves data once all ranks of its group have
+started it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is recorded of all ranks: the same on each but for its times, shape (ranks,)."""
+    """A recorded event of all ranks, which differ in its times only, shape (ranks,)."""
 
     category: str  # as Kineto calls it
     name: str
@@ -41,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the hardware does to each rank; shapes (ranks,)."""
+    """Factors of the hardware's speed for each rank; shapes (ranks,)."""
 
     computes: NDArray[np.float64]  # how long kernels take there, 1.0 as usual
     hosts: NDArray[np.float64]  # how long calls take there
@@ -49,12 +50,12 @@ class Conditions:
 
 
 class Machine:
-    """Runs what a program says on all ranks.
+    """Runs a program on all ranks.
 
     Parameters
     ----------
     groups : mapping of str to sequence of sequence of int
-        The ranks of all process groups, by what the program calls them.
+        The ranks of all process groups, by the program's name of the kind.
     lead_ns : int
         How far a host runs ahead of its device before its queue is full.
     """
@@ -83,17 +84,17 @@ class Machine:
         self._numbers: dict[str, int] = {}
 
     def stream(self, name: str = COMPUTE) -> Times:
-        """Return until when a stream is busy."""
+        """Return the time of each rank until which a stream is busy."""
         return self._streams.setdefault(name, np.full(self.ranks, _BEGIN_NS, np.int64))
 
     @contextmanager
     def operator(self, name: str, *, thread: str | None = None) -> Iterator[None]:
-        """Call an operator of the framework, on another thread where one is named."""
+        """Call an operator of the framework, optionally on another thread."""
         yield from self._within("cpu_op", name, thread, _OPERATOR_NS)
 
     @contextmanager
     def annotation(self, name: str) -> Iterator[None]:
-        """Name a range on the host."""
+        """Annotate a range on the host."""
         yield from self._within("user_annotation", name, None, 500)
 
     def _within(self, category: str, name: str, thread: str | None, takes: int) -> Iterator[None]:
@@ -113,12 +114,12 @@ class Machine:
     def kernel(
         self, name: str, takes_ns: float, *, stream: str = COMPUTE, steady: bool = False
     ) -> None:
-        """Launch a kernel; one that is steady takes as long on a slow device."""
+        """Launch a kernel; a `steady` one takes no longer on a slow device."""
         number = self._launch("cudaLaunchKernel")
         self._run("kernel", name, takes_ns, stream, number, steady=steady)
 
     def graph(self, kernels: Sequence[tuple[str, float]]) -> None:
-        """Launch a graph of kernels at once."""
+        """Launch a graph of kernels in one call."""
         number = self._launch("cudaGraphLaunch")
         for name, takes_ns in kernels:
             self._run("kernel", name, takes_ns, COMPUTE, number, steady=False)
@@ -129,11 +130,11 @@ class Machine:
         self._run("gpu_memcpy", name, takes_ns, stream, number, steady=True)
 
     def join(self, stream: str, other: str = COMPUTE) -> None:
-        """Let a stream wait for what another one was given."""
+        """Let a stream wait for the work that another stream has so far."""
         self._streams[stream] = np.maximum(self.stream(stream), self.stream(other))
 
     def synchronize(self) -> None:
-        """Let hosts wait for what their devices compute."""
+        """Let hosts wait for their devices."""
         start = self.host.copy()
         self.host = np.maximum(self.host, self.stream()) + 8_000
         waited = Event(
@@ -150,14 +151,14 @@ class Machine:
     def collective(
         self, name: str, group: str, takes_ns: float, *, after: str = COMPUTE, waits: bool = False
     ) -> Times:
-        """Start a collective once a stream has come to it, and return when it is over.
+        """Start a collective when a stream reaches it, and return the times of its end.
 
         Parameters
         ----------
         name : str
-            As PyTorch names it: ``allreduce``, ``_allgather_base``.
+            PyTorch's name: ``allreduce``, ``_allgather_base``.
         waits : bool
-            The computing stream waits for it.
+            Whether the computing stream waits for it.
         """
         with self.operator(f"c10d::{name}_"), self.operator("record_param_comms"):
             record = self._operators[-1]
@@ -184,7 +185,7 @@ class Machine:
         self._streams[COMPUTE] = np.maximum(self.stream(), end)
 
     def _launch(self, name: str) -> int:
-        # The queue of a device is finite.
+        # A device has a finite queue, so a host that is too far ahead waits.
         self.host = np.maximum(self.host, self.stream() - self._lead_ns)
         self._last += 1
         start = self.host.copy()

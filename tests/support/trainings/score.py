@@ -1,7 +1,7 @@
-"""Score what is said of profiler files without labels; `make recordings-score` runs this.
+"""Scores reports of profiler files without labels; `make recordings-score` runs this.
 
-Trainings of every kind run on simulated hosts and devices (`tests.support.trainings`), with one
-thing wrong or none. What a step takes more than with nothing wrong is the true slowdown.
+Trainings of every kind run on simulated hosts and devices (`tests.support.trainings`), healthy or
+with one fault. The true slowdown is the step time relative to the same training without the fault.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.trainings.job import Fault, Kind, Style, Training, Writer
 WITHIN: Final = 0.05
 _WARM_UP: Final = 2  # steps
 HEALTHY: Final = 1.03
-# What costs less shows nowhere: a late host whose device has enough to do.
+# Faults that cost less are not judged: for example a late host whose device has enough queued work.
 _SHOWS: Final = 1.02
 # Trainings that gather or reduce within groups of their ranks: (ranks, ranks of a group).
 _GROUPED: Final = {
@@ -57,7 +57,7 @@ _STYLES: Final = (
 
 
 class Condition(Enum):
-    """What is wrong with a training."""
+    """The fault of a training."""
 
     NONE = "none"
     SLOW_LITTLE = "slow rank, 1.1"
@@ -74,7 +74,7 @@ _FACTORS: Final = {Condition.SLOW_LITTLE: 1.1, Condition.SLOW: 1.3, Condition.SL
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training whose files are judged."""
+    """A training whose files are scored."""
 
     number: int
     condition: Condition
@@ -84,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the report of a job says, and what is true."""
+    """The verdict of a report, and the truth."""
 
     job: Job
     said: float
@@ -94,12 +94,12 @@ class Outcome:
 
     @property
     def near(self) -> bool:
-        """Return whether the slowdown is within 5 %."""
+        """Return whether the slowdown is within 5 % of the truth."""
         return abs(self.said / self.true - 1) <= WITHIN
 
 
 def table() -> Iterator[Job]:
-    """Yield every kind under every condition, as the tests have them."""
+    """Yield every kind under every condition, in the sizes of the tests."""
     for number, (kind, condition) in enumerate(product(Kind, Condition)):
         ranks, inner = _GROUPED.get(kind, (4, 1))
         training = Training(
@@ -111,7 +111,7 @@ def table() -> Iterator[Job]:
 
 
 def drawn(seed: int, jobs: int) -> Iterator[Job]:
-    """Yield trainings of random size, one at a time."""
+    """Yield trainings of random size."""
     kinds, conditions = list(Kind), list(Condition)
     for number in range(jobs):
         draw = np.random.default_rng([seed, number])
@@ -146,7 +146,8 @@ def _fault(condition: Condition, rank: int, training: Training, *, late: float) 
         case Condition.NONE:
             return Fault()
         case Condition.LOADER:
-            # Hosts run ahead of their devices: a batch is late only when it takes longer than that.
+            # Hosts run ahead of their devices: a batch delays a step only if it takes longer than
+            # that lead.
             step = 3 * training.layers * training.layer_ns
             return Fault(loading_rank=rank, loading_ns=int(1.4 * step))
         case Condition.LATE_HOST:
@@ -158,7 +159,7 @@ def _fault(condition: Condition, rank: int, training: Training, *, late: float) 
 
 
 def judge(job: Job) -> Outcome:
-    """Write the files of a job, read them, and hold the report against the truth."""
+    """Write the files of a job, analyze them, and compare the report with the truth."""
     with tempfile.TemporaryDirectory(prefix="paceline-score-") as directory:
         folder = Path(directory)
         taken = write_training(job.training, job.style, folder)
@@ -189,7 +190,7 @@ def _is_right(job: Job, report: Report, said: float, true: float) -> bool:
     if not report.causes:
         return False
     first = report.causes[0]
-    # Where a file says nothing of groups each rank is a worker.
+    # If a file has no groups, each rank is a worker.
     within = job.training.kind in _TENSOR and report.sizes.dp < job.training.ranks
     slow = "tensor_parallel_straggler" if within else "slow_worker"
     wanted = _CAUSES.get(job.condition, slow)
@@ -200,7 +201,7 @@ def _is_right(job: Job, report: Report, said: float, true: float) -> bool:
 
 
 def main() -> None:
-    """Judge, and print a table and the shares."""
+    """Score trainings, and print a table and the shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=0, help="random ones; without it every kind")
@@ -214,7 +215,7 @@ def main() -> None:
 
 
 def _said(style: Style) -> str:
-    """Return how a style differs from the usual one."""
+    """Return how a style differs from the default style."""
     usual = Style()
     return " ".join(
         f"{part.name}={getattr(style, part.name)}"
@@ -224,7 +225,7 @@ def _said(style: Style) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield what is wrong, a table by condition, and the three figures that count."""
+    """Yield the wrong verdicts, a table by condition, and the three main figures."""
     for one in outcomes:
         if not (one.right and one.near):
             training = one.job.training

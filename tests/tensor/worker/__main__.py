@@ -1,4 +1,4 @@
-"""The four ranks: each does every check in turn, and writes what it found.
+"""The four ranks: each runs all checks in turn, and writes its results.
 
 Run with an interpreter that has PyTorch: ``python -m tests.tensor.worker --directory DIR``.
 """
@@ -49,7 +49,7 @@ CHECKS: Final[tuple[Callable[[], Any], ...]] = (
 
 
 def main() -> int:
-    """Fork a process a rank, and return 0 if each did its part."""
+    """Fork a process for each rank, and return 0 if all succeed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--time-limit-s", type=int, required=True)
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _launched(run: Callable[[int], None], dies_with: int, time_limit_s: int) -> bool:
-    """Return whether each rank ended as it should; the last one is meant to die."""
+    """Return whether all ranks ended as planned; the last one is killed on purpose."""
     ranks = {_fork(run, rank, time_limit_s): rank for rank in range(_RANKS)}
     failed = False
     while ranks:
@@ -108,7 +108,7 @@ def _check(directory: Path, rank: int) -> None:
     path = directory / f"{rank}.json"
     path.write_text(json.dumps(found))
     dist.destroy_process_group()
-    # Last, because it ends ranks.
+    # Last, because these checks end ranks.
     _add(directory, rank, "lost_rank", failing.lost_rank(directory, rank, _RANKS))
 
 

@@ -21,7 +21,7 @@ _EXPANDED: Final = 64
 
 
 class _Feedforward(nn.Module):  # type: ignore[misc]
-    """Two layers of Megatron-Core's own, as its feed-forward network has them."""
+    """Two layers of Megatron-Core, as in its feed-forward network."""
 
     def __init__(self, skip_bias_add: bool) -> None:  # noqa: FBT001 - Megatron's setting
         super().__init__()
@@ -46,7 +46,7 @@ class _Feedforward(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output, with biases wherever they are added."""
+        """Return the output, with biases added by either layer or here."""
         up, bias = self.up(x)
         down, last = self.down(functional.gelu(up if bias is None else up + bias))
         return down if last is None else down + last
@@ -69,7 +69,7 @@ def _close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 
 def megatron_layers() -> dict[str, bool]:
-    """Adapted layers against their own computing: without a plan, lending, and resized."""
+    """Compare adapted layers with their original: without a plan, lending, and resized."""
     answers: dict[str, bool] = {}
     for skip_bias_add in (False, True):
         model = _Feedforward(skip_bias_add)
@@ -95,7 +95,7 @@ def megatron_layers() -> dict[str, bool]:
 
 
 def refused_layers() -> dict[str, str]:
-    """What is said of layers that do what is not supported, which are then left alone."""
+    """Return the refusals of unsupported layers, which remain unchanged."""
     settings: dict[str, Callable[[_Feedforward], None]] = {
         "sequence_parallel": lambda model: setattr(model.down, "sequence_parallel", True),
         "gather_output": lambda model: setattr(model.up, "gather_output", True),

@@ -1,4 +1,4 @@
-"""What the ranks find out about layers, plans and trainings; the tests judge it."""
+"""Checks of layers, plans and trainings on all ranks; the tests judge the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tensor.worker.training import (
 _SIZE: Final = 4
 _SLOW: Final = 2
 
-# The straggler gives 14 of 16 columns away, a lesser one three of its own.
+# The straggler gives up 14 of 16 columns, a lesser straggler three.
 EVEN: Final = Plan(
     1,
     Method.MIGRATE,
@@ -57,7 +57,7 @@ UNEVEN: Final = Plan(
 )
 STICKY: Final = Plan(3, Method.STICKY, UNEVEN.columns, _SIZE, UNEVEN.ranks)
 STICKY_EVEN: Final = Plan(4, Method.STICKY, EVEN.columns, _SIZE, EVEN.ranks)
-# What is left of a rank's four heads is less than half of one: none.
+# The remaining share of a rank's four heads is less than half a head, so it keeps none.
 NEARLY_ALL: Final = Plan(
     8, Method.MIGRATE, 16, _SIZE, (RankShare(_SLOW, 0, ((0, 5), (1, 5), (3, 5))),)
 )
@@ -79,7 +79,7 @@ IN_SINGLE_PRECISION: Final = ("waterfill", "sticky")
 
 
 def bit_identity() -> dict[str, bool]:
-    """Without a plan, after one, and with a plan that sheds nothing, against plain layers."""
+    """Compare with plain layers: without a plan, after one, and with a plan without effect."""
     answers: dict[str, bool] = {}
     tp = TensorGroup()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -93,11 +93,11 @@ def bit_identity() -> dict[str, bool]:
 
 
 def loss_free() -> dict[str, dict[str, tuple[float, float]]]:
-    """Largest relative differences of loss and gradients over 20 steps."""
+    """Return the largest relative differences of loss and gradients over 20 steps."""
     answers: dict[str, dict[str, tuple[float, float]]] = {}
     for dtype in (torch.float64, torch.float32):
         reference = train(new_training(new_block(TensorGroup(), dtype)), STEPS, dtype)
-        # In float32 two: the others do the same sums, in another order.
+        # In float32 two plans only: others compute the same sums in another order.
         exact = dtype is torch.float64
         transports = Transport if exact else (Transport.SCATTER,)
         names = LOSS_FREE if exact else IN_SINGLE_PRECISION
@@ -112,7 +112,7 @@ def loss_free() -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def pruned() -> dict[str, dict[str, Any]]:
-    """What a rank that leaves columns or units out does to gradients, weights and state."""
+    """Return the effect of left-out columns or units on gradients, weights and state."""
     answers: dict[str, dict[str, Any]] = {}
     for plan in (ZERO, SEMI):
         for granularity in Granularity:
@@ -163,7 +163,7 @@ def _copies(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[s
 
 
 def formula() -> dict[str, bool]:
-    """One row-parallel layer with kept columns k, against the formulas of the paper."""
+    """Compare a row-parallel layer with kept columns k with the paper's formulas."""
     tp = TensorGroup()
     torch.manual_seed(1)
     layer = RowParallelLinear(64, 24, tp, bias=False).double()
@@ -196,7 +196,7 @@ def formula() -> dict[str, bool]:
 
 
 def imputed() -> dict[str, bool]:
-    """What stands for the gradients of a column-parallel layer's pruned columns."""
+    """Return the imputed gradients of a column-parallel layer's left-out columns."""
     answers: dict[str, bool] = {}
     for imputation in (Imputation.SAME, Imputation.AVERAGE):
         tp = TensorGroup()
@@ -223,7 +223,7 @@ def imputed() -> dict[str, bool]:
 
 
 def shares() -> dict[str, float]:
-    """What this rank says that it computes under plans: by units, and by the plan itself."""
+    """Return this rank's share of work under plans: by units, and by the plan itself."""
     answers: dict[str, float] = {}
     for name, plan, granularity in (
         ("zero", ZERO, Granularity.COLUMNS),
@@ -245,7 +245,7 @@ def shares() -> dict[str, float]:
 
 
 def pre_tested() -> dict[str, list[int]]:
-    """Columns that the costs are sampled at; a plan is left nowhere."""
+    """Return the columns at which costs are sampled, after which no plan is in force."""
     tp = TensorGroup(watch=CpuWatch())
     training = new_training(new_block(tp))
     workload = Workload(training.model, tp, training.optimizer)
@@ -259,7 +259,7 @@ def pre_tested() -> dict[str, list[int]]:
 
 
 def replicated() -> dict[str, bool]:
-    """Whether what every rank has a copy of stays equal, bit by bit, on all of them."""
+    """Return whether replicated values stay equal bit by bit on all ranks."""
     answers: dict[str, bool] = {}
     for name, plans, granularity in (
         ("zero", (ZERO,), Granularity.COLUMNS),
@@ -282,7 +282,7 @@ def replicated() -> dict[str, bool]:
 
 
 def checkpoints() -> dict[str, bool]:
-    """Checkpoints taken under plans, and restored without."""
+    """Return checkpoints taken under plans, and restored without a plan."""
     answers: dict[str, bool] = {}
     tp = TensorGroup()
     reference = train(new_training(new_block(tp)), STEPS)

@@ -26,16 +26,16 @@ from tests.tensor.worker.training import Training, new_block, new_training, trai
 TIMEOUT_S: Final = 6.0
 DIES: Final = 3
 EXIT: Final = 17
-# No server answers here.
+# An address without a server.
 _NOWHERE: Final = "http://127.0.0.1:1"
 
 
 def lost_rank(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
-    """Train under a plan with loans, of which one rank stops answering; it dies when others did."""
+    """Train under a plan with loans, while one rank stops answering and ends after the others."""
     training, _, _ = _begun(directory / "lost", rank, ranks)
     died = directory / "died"
     if rank == DIES:
-        # As if its machine hung: nothing is closed until long after the others gave up.
+        # Like a machine that hangs: no connection is closed until long after the others gave up.
         time.sleep(4 * TIMEOUT_S)
         died.touch()
         os._exit(EXIT)
@@ -44,7 +44,7 @@ def lost_rank(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
 
 
 def killed_in_step(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
-    """Train under a plan with loans, of which one rank is killed between two layers."""
+    """Train under a plan with loans, while one rank is killed between two layers."""
     training, _, _ = _begun(directory / "killed", rank, ranks)
     if rank == DIES:
         training.model.mlp.register_forward_pre_hook(_kill)
@@ -53,7 +53,7 @@ def killed_in_step(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
 
 
 def killed_at_boundary(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
-    """Train with a controller, of which one rank is killed after a step, before its boundary."""
+    """Train with a controller, while one rank is killed after a step, before its boundary."""
     training, tp, workload = _begun(directory / "boundary", rank, ranks)
     controller = Controller(workload, tp, Peer(_NOWHERE, "llama", "0-2", 1), Consent())
     train(training, 1)
@@ -66,7 +66,7 @@ def killed_at_boundary(directory: Path, rank: int, ranks: int) -> dict[str, bool
 
 
 def _begun(store: Path, rank: int, ranks: int) -> tuple[Training, TensorGroup, Workload]:
-    """Return a training of a new group that has run for two steps under a plan with loans."""
+    """Return a training of a new group, after two steps under a plan with loans."""
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(store), ranks),
@@ -83,7 +83,7 @@ def _begun(store: Path, rank: int, ranks: int) -> tuple[Training, TensorGroup, W
 
 
 def _raises(act: Callable[[], object]) -> tuple[bool, float]:
-    """Return whether something ended with an error of the group, and after how long."""
+    """Return whether a function raises an error of the group, and after how long."""
     began_s = time.monotonic()
     try:
         act()

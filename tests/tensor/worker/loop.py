@@ -1,4 +1,4 @@
-"""The controller on four ranks, with a service that says what a check wants it to."""
+"""The controller on four ranks, with a service whose answers a check sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paceline_client.tensor.watch import StepTime
 from tests.tensor.worker.training import new_block, new_training, train
 
 _COLUMNS: Final = 16
-# Far more than an answer takes: a limit for hangs.
+# A limit for hangs: far longer than an answer takes.
 _PATIENCE_S: Final = 30.0
 
 
@@ -57,14 +57,14 @@ def plan_of(version: int, expires_step: int, **other: Any) -> dict[str, Any]:  #
 
 @dataclass
 class Answers:
-    """What the service has, and what it was sent."""
+    """The answers of the service, and the requests that it got."""
 
     plan: dict[str, Any] | None = None
     timings: list[dict[str, Any]] = field(default_factory=list)
     acknowledged: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
-        """Return status and document of an answer."""
+        """Return status and document of the answer to a request."""
         parts = urlsplit(path)
         if path.endswith("/timings") and body is not None:
             self.timings.append(body)
@@ -115,14 +115,14 @@ def _service(answers: Answers) -> Iterator[str]:
 
 
 class _LateWatch(CpuWatch):
-    """Knows the times of a step two steps later, as where a device is behind."""
+    """A watch that returns the times of a step two steps later, like a device that is behind."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: list[StepTime] = []
 
     def finished(self) -> list[StepTime]:
-        """Return what is two steps old."""
+        """Return the steps that are two steps old."""
         self._held += super().finished()
         ended, self._held = self._held[:-2], self._held[-2:]
         return ended
@@ -151,7 +151,7 @@ class _Job:
         self.controller.step()
 
     def until(self, reached: Any) -> None:  # noqa: ANN401 - called on the first rank only
-        """Train until the first rank says so; all of them for the same steps."""
+        """Train until a condition holds on the first rank, the same number of steps on all."""
         deadline_s = time.monotonic() + _PATIENCE_S
         over = torch.zeros(1)
         while not over.item():
@@ -185,7 +185,7 @@ def _job(
 
 
 def one_boundary() -> dict[str, Any]:
-    """A plan comes, is renewed, replaced by its withdrawal: in force on which steps?"""
+    """Return the steps on which a plan is in force that arrives, is renewed, and is withdrawn."""
     answers = Answers()
     with _job(answers, Consent(apply=True, max_gamma=0.25)) as job:
         job.until(lambda: len(answers.timings) > 1)
@@ -208,7 +208,7 @@ def one_boundary() -> dict[str, Any]:
 
 
 def refusals() -> dict[str, Any]:
-    """Plans that the job's code, the group or its size do not allow."""
+    """Return the refusals of plans that the job's code, the group or its size do not allow."""
     answers = Answers()
     with _job(answers, Consent(apply=True, max_gamma=0.2)) as job:
         for version, other in (
@@ -234,11 +234,11 @@ def refusals() -> dict[str, Any]:
 
 
 def dead_service() -> dict[str, Any]:
-    """The service goes away while a plan is in force; another job never had one."""
+    """Train while the service disappears with a plan in force, and without a service at all."""
     answers = Answers(plan_of(1, expires_step=40))
     with _job(answers, Consent(apply=True)) as job:
         job.until(lambda: answers.acknowledged)
-        # Not renewed any more: as when the service is away.
+        # The plan is not renewed any more, as if the service was unavailable.
         answers.of = lambda *_: (503, {"code": "unavailable", "detail": "later"})  # type: ignore[method-assign]
         while len(job.versions) < 45:
             job.step()
@@ -259,7 +259,7 @@ def dead_service() -> dict[str, Any]:
 
 
 def switched_off() -> dict[str, Any]:
-    """The service's switch is set to advise only, while a plan is in force."""
+    """Train while the service is switched to advice only, with a plan in force."""
     answers = Answers(plan_of(1, 1_000_000))
     with _job(answers, Consent(apply=True)) as job:
         job.until(lambda: answers.acknowledged)
@@ -274,7 +274,7 @@ def switched_off() -> dict[str, Any]:
 
 
 def posted() -> dict[str, Any]:
-    """What reports say of the layers' sizes, and of what ranks compute under a plan."""
+    """Return the sizes of layers, and the ranks' shares under a plan, in reports."""
     answers = Answers()
     with _job(answers, Consent(apply=True), _LateWatch(), steps_before=5) as job:
         job.until(lambda: len(answers.timings) > 1)

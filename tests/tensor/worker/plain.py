@@ -1,4 +1,4 @@
-"""A transformer block of plain tensor parallelism, written apart from the package's."""
+"""A transformer block with plain tensor parallelism, independent of the package's code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]
 
 
 class PlainBlock(nn.Module):  # type: ignore[misc]
-    """Takes the weights of a `TransformerBlock`, and computes with `torch.nn.functional` only."""
+    """A block with the weights of a `TransformerBlock`, which uses `torch.nn.functional` only."""
 
     def __init__(self, block: nn.Module, head: int) -> None:
         super().__init__()

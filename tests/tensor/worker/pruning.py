@@ -1,4 +1,4 @@
-"""Which columns are left out: priorities that go round, and ratios by layer."""
+"""The choice of left-out columns: changing priorities, and ratios by layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE = 4
 
 
 def _everywhere(resized: int) -> Plan:
-    """Return a plan by which every rank leaves out some of 16 columns."""
+    """Return a plan with which every rank leaves out some of 16 columns."""
     return Plan(1, Method.ZERO, 16, _SIZE, tuple(RankShare(r, resized) for r in range(_SIZE)))
 
 
@@ -30,7 +30,7 @@ def _change(layer: nn.Module, amounts: torch.Tensor) -> None:
 
 
 def priorities() -> dict[str, list[int]]:
-    """Columns kept, epoch after epoch, where column j changes by j hundredths when computed."""
+    """Return the kept columns of each epoch, if a computed column j changes by j hundredths."""
     tp = TensorGroup()
     layer = RowParallelLinear(64, 8, tp, bias=False)
     workload = Workload(layer, tp, selection=Selection.PRIORITY)
@@ -39,7 +39,7 @@ def priorities() -> dict[str, list[int]]:
     workload.end_epoch()
     workload.apply(_everywhere(4))
     first = workload.lineage()[0].kept.tolist()
-    # Those that were left out stand still; of the others 4 to 7 now change least of all.
+    # Left-out columns do not change; of the others, columns 4 to 7 now change least.
     changed = amounts.clone()
     changed[:4] = 0
     changed[4:8] = 0.001
@@ -50,7 +50,7 @@ def priorities() -> dict[str, list[int]]:
 
 
 def ratios() -> dict[str, list[float]]:
-    """Shares that three layers leave out, where one changes much, one less and one hardly."""
+    """Return the left-out shares of three layers: one that changes much, one less, one hardly."""
     tp = TensorGroup()
     torch.manual_seed(2)
     model = nn.Sequential(*(RowParallelLinear(512, 16, tp, bias=False) for _ in range(3)))
@@ -67,7 +67,7 @@ def ratios() -> dict[str, list[float]]:
 
 
 def restored_state() -> dict[str, bool]:
-    """State that an optimizer makes in its first step, under a plan: zeros where pruned."""
+    """Return the optimizer state of its first step under a plan: zeros in left-out columns."""
     tp = TensorGroup()
     answers: dict[str, bool] = {}
     for granularity in Granularity:

@@ -23,13 +23,13 @@ HIDDEN: Final = 32
 HEADS: Final = 16
 EXPANDED: Final = 64
 STEPS: Final = 20
-# Of the 20 steps, those with a plan.
+# The steps with a plan, of 20.
 PLANNED: Final = range(4, 14)
 
 
 @dataclass(slots=True)
 class Training:
-    """A block that is trained, and its outcome step by step."""
+    """A training of a block, and its results step by step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -38,7 +38,7 @@ class Training:
 
 
 def new_block(tp: TensorGroup, dtype: torch.dtype = torch.float64) -> TransformerBlock:
-    """Return the same block every time."""
+    """Return a block with the same weights in each call."""
     torch.manual_seed(0)
     block = TransformerBlock(HIDDEN, HEADS, EXPANDED, tp)
     block.to(dtype)
@@ -46,7 +46,7 @@ def new_block(tp: TensorGroup, dtype: torch.dtype = torch.float64) -> Transforme
 
 
 def new_training(model: nn.Module) -> Training:
-    """Return a training that has not begun."""
+    """Return a training before its first step."""
     return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-2), [], [])
 
 
@@ -57,7 +57,7 @@ def train(
     before: Callable[[int], None] = lambda _: None,
     gradients: Callable[[], dict[str, torch.Tensor]] | None = None,
 ) -> Training:
-    """Train on the same inputs every time; `before` is called before each step."""
+    """Train on the same inputs in each call; `before` is called before each step."""
     generator = torch.Generator().manual_seed(len(training.losses))
     for step in range(steps):
         before(step)
@@ -72,7 +72,7 @@ def train(
 
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the gradients, by the parameter's name without dots."""
+    """Return copies of the gradients, by parameter name without dots."""
     return {
         name.replace(".", "_"): parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -81,7 +81,7 @@ def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _State:
-    """An optimizer for a placement, with the gradients as its state."""
+    """An optimizer for a placement, whose state is the gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         self.state = {
@@ -92,7 +92,7 @@ class _State:
 
 
 def gradients_at_home(training: Training) -> dict[str, torch.Tensor]:
-    """Return the gradients of units that are away where they are without a plan."""
+    """Return the gradients with moved units in their places without a plan."""
     model = training.model
     placements = [model.attention.placement, model.mlp.placement]
     tables = [placement.table for placement in placements]
@@ -120,7 +120,7 @@ def planned_training(  # noqa: PLR0917 - how a training differs from another
     imputation: Imputation = Imputation.ZERO,
     selection: Selection = Selection.RANDOM,
 ) -> Training:
-    """Train for 20 steps, of which the middle ones under these plans, one after the other."""
+    """Train for 20 steps, the middle ones under these plans, one after the other."""
     training = new_training(new_block(tp, dtype))
     workload = Workload(
         training.model,
@@ -157,7 +157,7 @@ def difference(one: Training, other: Training) -> tuple[float, float]:
 
 
 def identical(one: Training, other: Training) -> bool:
-    """Return whether losses, gradients and parameters of two trainings have equal bits."""
+    """Return whether losses, gradients and parameters of two trainings agree bit by bit."""
     losses = all(torch.equal(a, b) for a, b in zip(one.losses, other.losses, strict=True))
     gradients = all(
         torch.equal(a[name], b[name])

@@ -1,4 +1,4 @@
-"""Who is not known yet waits in threads of their own, and not without bound."""
+"""Requests without authentication are checked on separate, limited threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose guesses count together, and how many are let through."""
+"""Limits on wrong passwords: the counters of names and addresses, and the admitted guesses."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_aliases_that_multiply_are_refused_before_they_do() -> None:
 
 @pytest.mark.parametrize("opening", ["- ", "[", "{a: ", "? "])
 def test_deep_nesting_is_refused_where_it_begins_to_be_deep(opening: str) -> None:
-    # In the whole text YAML's scanner would spend seconds.
+    # The depth is checked first, because YAML's scanner would take seconds for the whole text.
     assert refused(opening * 50_000).message.startswith("nested ")
 
 

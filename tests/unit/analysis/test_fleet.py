@@ -1,4 +1,4 @@
-"""Curves and classes of a fleet."""
+"""Distribution curves and size classes of a fleet."""
 
 from __future__ import annotations
 

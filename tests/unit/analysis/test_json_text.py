@@ -1,4 +1,4 @@
-"""Documents of dataclasses as JSON text."""
+"""Dataclasses written as JSON text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.analysis.json_text import OMITTED, plain, to_json
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two ends."""
+    """The two ends of a link."""
 
     from_: int
     to: int

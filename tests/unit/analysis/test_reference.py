@@ -1,4 +1,4 @@
-"""The fields of stored documents in words."""
+"""The reference of the stored documents' fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No adaptation fires on jobs that do not call for it; the night takes a thousand others."""
+"""No adaptation is made in jobs that do not need it; nightly runs test a thousand others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOBS = 60
 def test_nothing_fires_on_random_jobs_that_do_not_call_for_it() -> None:
     jobs = [adapted_job(seed) for seed in range(FIRST_SEED, FIRST_SEED + JOBS)]
     assert [job for job in jobs if job.uncalled] == []
-    # the check would see one that fires
+    # The check detects an adaptation that is made.
     assert any(job.made for job in jobs)
 
 

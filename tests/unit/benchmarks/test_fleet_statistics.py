@@ -36,7 +36,7 @@ def test_the_statistics_are_those_of_the_paper() -> None:
     every = list(chain(*STATISTICS.values()))
     found: dict[str, list[float]] = {}
     for statistic in every:
-        # two lines have the same name: the mean S of the line before
+        # Two rows have the same name: the mean S of the row before.
         found.setdefault(statistic.name, []).append(statistic.number(FLEET))
 
     assert found["jobs that straggle"] == [0.5]

@@ -1,4 +1,4 @@
-"""What the score of the pulse prints."""
+"""The output of the pulse's score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores say whether their jobs were seen while the rules were made."""
+"""Scores state whether their jobs' seeds were used while the rules were developed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recipe(*arguments: str) -> str:
     done = subprocess.run(  # noqa: S603 - our own Makefile, nothing is run
         ["make", "--dry-run", *arguments],  # noqa: S607 - the caller's make
         cwd=ROOT,
-        # nothing of a make that runs this test
+        # Without the environment of a `make` that runs this test.
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Which verdicts hang on which threshold."""
+"""The verdicts that depend on each threshold."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_verdict_changes_with_its_threshold_and_thresholds_stay_as_they_were()
 
 
 class Row(NamedTuple):
-    """A line of the page's table: a threshold, and which jobs hang on it by factor."""
+    """A row of the page's table: a threshold, and the changed jobs for each factor."""
 
     name: str
     jobs: dict[float, tuple[str, ...]]
 
 
 def page() -> tuple[list[int], list[Row]]:
-    """Return the numbers above the page's table, and its lines."""
+    """Return the numbers above the page's table, and its rows."""
     text = PAGE.read_text()
     section = text[text.index(BEGIN) : text.index(END)]
     numbers = [int(found) for found in re.findall(r"\d+", section.split("\n")[1])]

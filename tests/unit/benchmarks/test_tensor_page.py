@@ -1,4 +1,4 @@
-"""What `make bench-tp` wrote: all that it measures, and a plan within two steps."""
+"""The page that `make bench-tp` writes: it has all measurements, and plans within two steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "tensor-measured.md").read_text(encoding="utf-8")
 CASES = ("χ = 2", "χ = 4", "χ = 8", "χ = 8 and 3")
-# How many steps a plan may come after its straggler, and go after it.
+# Maximum number of steps between a straggler and its plan, and between its end and the plan's.
 WITHIN = 2
 
 

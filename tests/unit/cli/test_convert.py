@@ -49,7 +49,7 @@ def test_the_files_of_all_ranks_become_one_trace(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_cycle_that_was_cut_off_is_named_and_left_out(tmp_path: Path) -> None:
-    """PyTorch's profiler writes one when a job ends before the next steps of its schedule."""
+    """PyTorch's profiler writes such a file if a job ends before the next steps of its schedule."""
     job(tmp_path)
     whole = paceline("analyze", tmp_path)
     empty = KinetoFile(rank=1, world=2)
@@ -220,7 +220,7 @@ def test_a_folder_with_subfolders_is_what_its_files_are(tmp_path: Path) -> None:
 
 
 def report_of(done: Done) -> dict[str, Any]:
-    """Return a report without what it says of files that were not read."""
+    """Return a report without the list of files that were not read."""
     report: dict[str, Any] = json.loads(done.stdout)
     report["coverage"]["unmapped"] = []
     return report
@@ -315,7 +315,7 @@ def test_ranks_that_claim_one_place_are_named(tmp_path: Path) -> None:
     for rank in range(4):
         file = two_stages(rank % 2, world=4)
         file.rank = rank
-        # Rank 2 stands where rank 0 stands, as in a file of another job.
+        # Rank 2 has the place of rank 0, as in a file of another job.
         file.groups = {"mesh_pp": [rank, rank + 1], "mesh_dp": [rank, rank + 2]}
         if rank % 2:
             file.groups = {"mesh_pp": [rank - 1, rank], "mesh_dp": [rank, rank + 2]}
@@ -327,7 +327,7 @@ def test_ranks_that_claim_one_place_are_named(tmp_path: Path) -> None:
 
 
 def one_step_files(folder: Path, name: str, *, numbered: bool) -> None:
-    """Write steps 11, 21 and 31 of two ranks, each in a file of its own."""
+    """Write steps 11, 21 and 31 of two ranks, each in a separate file."""
     for step in (11, 21, 31):
         for rank in range(2):
             path = folder / name.format(step=step, rank=rank)
@@ -339,7 +339,7 @@ def one_step_files(folder: Path, name: str, *, numbered: bool) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        # TorchTitan's, with and without the folder of a replica
+        # Names of TorchTitan, with and without the folder of a replica.
         "profile_trace/iteration_{step}/rank{rank}_trace.json",
         "iteration_{step}/replica_0/rank{rank}_trace.json",
         "rank{rank}_step_{step}.pt.trace.json",

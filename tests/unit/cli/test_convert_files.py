@@ -19,7 +19,7 @@ from app.errors import NotFoundError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 LIMITS = Limits(max_decompressed_bytes=1 << 28, max_rows=1 << 20, max_header_bytes=1 << 20)

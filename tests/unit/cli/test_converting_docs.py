@@ -1,4 +1,4 @@
-"""The table of docs/converting.md is true: each row has the files that it is about."""
+"""The table of docs/converting.md is true: each row is tested with its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CODE = re.compile(r"`([a-z]+\.[a-z_0-9]+)`")
 
 
 def rows() -> dict[str, str]:
-    """Return what each file gives, by what the table calls it."""
+    """Return the result for each file, by the table's name of the file."""
     table = _PAGE.read_text().split("## Your file\n\n", 1)[1].split("\n\n", 1)[0]
     found = (_ROW.match(line) for line in table.splitlines()[2:])
     return {match[1]: match[2] for match in found if match is not None}

@@ -1,4 +1,4 @@
-"""What `paceline analyze` imports: a small trace takes little more than that."""
+"""The imports of `paceline analyze`, which take most of the time for a small trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 
 ROOT: Final = Path(__file__).parents[3]
-# Packages of the server, the compiler, and what is slow to import.
+# Packages of the server, the compiler, and other slow imports.
 UNNEEDED: Final = (
     "alembic",
     "celery",

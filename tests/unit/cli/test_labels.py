@@ -32,7 +32,7 @@ def labels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a job of four data-parallel ranks with experts, of which one computes 1.5 times."""
+    """Return a job of four data-parallel ranks with experts, one slower by a factor of 1.5."""
     folder = tmp_path / "job"
     folder.mkdir()
     for rank in range(4):
@@ -77,7 +77,7 @@ def test_what_is_converted_with_labels_is_what_is_analyzed_with_them(
     read = read_recordings([folder], None, None, labels=labels).trace
     assert written.start_ns.tolist() == read.start_ns.tolist()
     assert written.mb.tolist() == read.mb.tolist()
-    # Of each step four computations, eight exchanges, a reduction and an optimizer.
+    # In each step four computations, eight exchanges, a reduction and an optimizer.
     assert len(read) == 4 * 6 * (4 + 8 + 2)
 
 

@@ -1,4 +1,4 @@
-"""The command: its two streams and its exit code, once each as a process of its own."""
+"""The command line: its two streams and its exit codes, each once in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.cli.synthetic import SyntheticFiles, write_scenario
 from tests.support.command import paceline, paceline_process
 
-# It can be opened, and nothing is mapped where reading begins.
+# This file can be opened, but not read: no memory is mapped at its beginning.
 UNREADABLE = Path("/proc/self/mem")
 
 
@@ -78,7 +78,7 @@ def test_a_person_gets_verdict_heatmap_workers_and_fixes(files: SyntheticFiles) 
     assert f"without its cause: worker ({dp}, {pp})" in lines[0]
     stages = [line for line in lines if line.startswith("stage ")]
     assert len(stages) == 8
-    # 8 stages × 8 DP ranks: each cell has its number, the slow one the largest
+    # 8 stages × 8 DP ranks: each cell shows its slowdown, and the slow worker has the largest.
     cells = [[float(cell) for cell in line.split()[2:]] for line in stages]
     assert max(max(row) for row in cells) == cells[pp][dp] > 1.2
     assert any(line.startswith(f"({dp}, {pp})") for line in lines)
@@ -104,7 +104,7 @@ def blocking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "trace.parquet", folder / "meta.json"
 
 
-# Switched off the one, the other finds what blocks as well.
+# Both adaptations, because either one finds blocking transfers.
 PLAIN = ("--without", "blocking_transfers", "--without", "posted_in_turn")
 
 
@@ -236,7 +236,7 @@ def test_wrong_use_has_an_exit_code_of_its_own(files: SyntheticFiles) -> None:
 def test_a_package_that_only_the_server_needs_is_named(
     files: SyntheticFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As where the core is installed alone; what has been imported is imported anew.
+    # As in an installation of the core alone; modules are imported again.
     for loaded in [name for name in sys.modules if name.startswith("app.cli.")]:
         if loaded not in ("app.cli.main", "app.cli.main"):
             monkeypatch.delitem(sys.modules, loaded)

@@ -1,4 +1,4 @@
-"""`paceline analyze` without what reads any command line: the same comes out."""
+"""`paceline analyze` without the full argument parser has the same output."""
 
 from __future__ import annotations
 

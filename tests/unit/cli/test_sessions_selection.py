@@ -1,4 +1,4 @@
-"""Selections and factors of the command line."""
+"""Selections and factors in command-line options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers what a test tells it to and keeps what it was sent."""
+"""A real HTTP server that answers as a test configures, and stores all requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCEPTED = {"session": "01", "url": "/api/v1/sessions/01", "state": "queued"}
 
 @dataclass
 class Answer:
-    """One answer of the server; without a status it hangs up."""
+    """An answer of the server; without a status, the server closes the connection."""
 
     status: int | None = 202
     document: Any = field(default_factory=lambda: ACCEPTED)
@@ -34,14 +34,14 @@ class Request:
 
 
 class Receiver:
-    """Answers with `answers` in turn, then with 202; pulses, which are kept aside, with `pulse`."""
+    """Answers with `answers` in turn, then with 202; pulses, stored separately, get `pulse`."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.requests: list[Request] = []
         self.pulse = Answer(document={"record": None, "pulse_s": 5})
         self.pulses: list[Request] = []
-        # A run has one number, however often it is asked for.
+        # A run has one attempt number, however often it is requested.
         self.numbered: Answer | None = None
         receiver = self
 

@@ -1,4 +1,4 @@
-"""Sequences divided over ranks and microbatches: near the optimum, and nothing lost."""
+"""Balanced sequences over ranks and microbatches: near the optimum, and complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline_client.balance import (
 from tests.support.nightly import drawn
 
 FULL = 32_768
-# seconds of a microbatch: attention takes as long as the rest at the full length
+# Cost in seconds: at the full length, attention takes as long as the rest.
 PAPER = Cost(fixed=0.05, linear=0.6 / FULL, quadratic=1.0 / FULL**2)
 Batch = list[list[list[int]]]
 
@@ -35,7 +35,7 @@ def lengths_of(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def packed(rng: np.random.Generator, ranks: int, microbatches: int) -> Batch:
-    """Return a batch as its loader packs it: every microbatch is filled, the last one cut."""
+    """Return a batch in order of arrival: microbatches are full, their last sequence is cut."""
 
     def filled() -> list[int]:
         left, found = FULL, []
@@ -151,7 +151,7 @@ def test_every_sequence_is_somewhere_once_and_nothing_gets_worse(
 
 
 def test_without_room_whole_microbatches_change_places() -> None:
-    # every microbatch is full: nothing can be repacked
+    # Every microbatch is full, so nothing can be repacked.
     batch = [[[100], [100], [61, 39]], [[53, 47], [71, 29], [83, 17]]]
     even = moved(batch, balance(batch))
     before = Counter(tuple(sorted(m)) for rank in batch for m in rank)

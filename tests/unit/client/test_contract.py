@@ -1,4 +1,4 @@
-"""What the client sends is what the decoders take; the two share no code."""
+"""The server's decoders accept the client's bodies; the two share no code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ META = {
     "trial_name": "llama", "hosts": {"0": "node-017"}, "gpus": {"0": "3"},
     "labels": {"team": "search"},
 }  # fmt: skip
-# Far from what a float holds exactly.
+# A time that a double cannot represent exactly.
 START_NS = 1_760_000_000_123_456_789
 
 

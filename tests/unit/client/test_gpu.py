@@ -1,7 +1,7 @@
 """The identity of a GPU, and its state by NVML.
 
-The state is read by NVIDIA's own module from a driver library of these tests: functions, structures
-and errors are those of `pynvml`. `make gpu-check` reads a real driver.
+NVIDIA's own module `pynvml` reads the state from a driver library of these tests, which has its
+functions, structures and errors. `make gpu-check` reads a real driver.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MIB = 1 << 20
 
 
 class Driver:
-    """A driver's library: each function fills what it was given a reference to.
+    """A driver's library: each function writes to the reference that it gets.
 
-    `refused` are the functions that a device does not support; `xids` are told one by one.
+    `refused` are the functions that a device does not support; `xids` are returned one by one.
     """
 
     def __init__(self, *refused: str, xids: tuple[int, ...] = ()) -> None:
@@ -70,7 +70,7 @@ class Driver:
 
 
 class Hanging(Driver):
-    """One that does not say which power a device takes before `goes_on` is set."""
+    """A driver that does not return the power of a device before `goes_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Hanging(Driver):
 
 def driven(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> GpuMonitor:
     monkeypatch.setattr(pynvml, "nvmlLib", driver)
-    # It keeps the functions that it has found.
+    # pynvml caches the functions that it has looked up.
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return GpuMonitor(UUID, "")
 
@@ -143,7 +143,7 @@ def test_a_device_that_is_not_there_is_asked_once(
 
 
 def test_without_a_driver_or_its_module_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The real loader, on a machine without a driver.
+    # pynvml's own loader, on a machine without a driver.
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "CDLL", _no_library)
     assert GpuMonitor(UUID, "").read() is None
@@ -170,7 +170,7 @@ def test_a_driver_that_hangs_delays_nothing_and_holds_one_thread(
     device = driven(monkeypatch, driver)
     others = threading.active_count()
 
-    # Each of these would wait for the driver otherwise, which answers at the end only.
+    # `take` must not wait for the driver, which answers only at the end.
     found = [device.take(now_s) for now_s in (5.0, 10.0, 65.0, 130.0)]
     assert found == [None] * 4
     assert threading.active_count() == others + 1
@@ -180,7 +180,7 @@ def test_a_driver_that_hangs_delays_nothing_and_holds_one_thread(
     reading = device.take(131.0)
     assert reading is not None
     assert reading.power_mw == 412_000
-    # The next one was due at 65 s.
+    # The next reading was due at 65 s.
     assert device._reader is not None
     device._reader.join()
     assert device.take(132.0) is not None
@@ -209,7 +209,7 @@ UUID_PART = "5a3f1c2e-0000-4000-8000-00000000000b"
 
 @dataclass
 class Cuda:
-    """What `torch.cuda` says of two GPUs."""
+    """The parts of `torch.cuda` that describe two GPUs."""
 
     device: int = 1
     properties: Any = field(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Topology:
-    """As `vescale.ndtimeline.world_info.TopoInfo`."""
+    """The fields of `vescale.ndtimeline.world_info.TopoInfo`."""
 
     rank: int = 3
     dp_rank: int = 1

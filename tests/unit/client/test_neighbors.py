@@ -1,4 +1,4 @@
-"""Server and client of neighboring versions understand one another."""
+"""Compatibility of server and client of neighboring versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.client.conftest import Answer
 if TYPE_CHECKING:
     from tests.unit.client.conftest import Receiver
 
-# What released clients sent: a file a version, written by that version itself.
+# Bodies of released clients: one file for each version, written by that version.
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("share-*.ndjson.gz"))
 START_NS = 1_760_000_000_123_456_789
 

@@ -1,4 +1,4 @@
-"""Garbage is collected on all ranks in the same steps: a job of real processes."""
+"""Planned garbage collection in a job of several processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline_client import PlannedGC
 from paceline_client.planned_gc import Collection, HeapGrowth, advised_interval
 from tests.support.collecting import leave_garbage, run_job
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 STEPS = 40
@@ -36,14 +36,14 @@ def test_planned_all_ranks_collect_in_the_same_steps_and_nowhere_else() -> None:
     assert [log.automatic for log in logs] == [[], [], []]
     for rank, log in enumerate(logs):
         assert [step for step, _ in log.planned] == [8, 16, 24, 32, 40]
-        # what eight steps left behind, two objects a ring
+        # The garbage of eight steps, two objects in each ring.
         assert all(found >= 8 * 2 * RINGS * (1 + rank) for _, found in log.planned)
         assert log.most_objects < 1.5 * 8 * 2 * RINGS * (1 + rank)
         assert log.enabled_again
 
 
 def test_ranks_agree_on_the_interval_that_the_fullest_heap_needs() -> None:
-    # 400 containers a step on rank 0, 200 bytes each, thrice as many on rank 2
+    # Rank 0 grows by 400 containers of 200 bytes a step, rank 2 by three times as much.
     allowed = 6 * 3 * 2 * RINGS * 200
     settings = {"every": None, "watch": 5, "max_growth_bytes": allowed}
     logs = run_job(3, STEPS, RINGS, settings)

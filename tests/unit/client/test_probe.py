@@ -1,4 +1,4 @@
-"""What a probe makes of what its processes say."""
+"""The result of a probe, from the output of its processes."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_steps_that_are_not_complete_are_left_out_and_not_counted(receiver: Rece
 
 
 def test_a_body_over_its_limit_leaves_out_the_steps_that_follow() -> None:
-    # Incompressible enough that zlib hands out bytes between two batches.
+    # Random, so that zlib returns compressed bytes between two batches.
     random = np.random.default_rng(1)
     body = SessionBody(max_bytes=4096)
     buffer = OperationBuffer(100_000)

@@ -1,4 +1,4 @@
-"""Chunks of shares: sent while they are recorded, or later from the spool, each of them once."""
+"""Chunks of shares: sent while recording, or later from the spool, each of them once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def until_requested(receiver: Receiver, least: int) -> None:
 
 
 def chunks(receiver: Receiver) -> list[tuple[str, list[int]]]:
-    """Return the last part of the address and the steps of each request."""
+    """Return the chunk number in the address and the steps of each request."""
     return [(one.path.rpartition("/")[2], steps(one)) for one in receiver.requests]
 
 

@@ -1,4 +1,4 @@
-"""The chart, as Kubernetes gets it."""
+"""The Helm chart's manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.helm import (
 from tests.support.manifests import faults
 
 ROOT: Final = Path(__file__).parents[3]
-# The oldest one that Chart.yaml lets in, and the newest one that is known here.
+# The oldest Kubernetes version that Chart.yaml allows, and the newest one with known schemas.
 VERSIONS: Final = ("1.30", "1.37")
 SECRET: Final = re.compile("(DATABASE_URL|BROKER_URL|TOKEN|SECRET|KEYS|KEY_ID|ACCESS_KEY)$")
 
@@ -41,7 +41,7 @@ def charts() -> dict[str, list[Manifest]]:
 
 @pytest.fixture(scope="module")
 def image() -> dict[str, str]:
-    """Variables of the image."""
+    """Return the variables of the image."""
     text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
     lines = re.findall(r"^ENV (.*)$", text, re.MULTILINE)
     return dict(word.split("=", 1) for word in shlex.split(lines[-1]))
@@ -163,7 +163,7 @@ def test_the_commands_of_the_pods_exist(charts: dict[str, list[Manifest]]) -> No
 
 
 def environment(container: Manifest) -> dict[str, Manifest]:
-    """Return the variables of a container by name, each once."""
+    """Return the variables of a container by name, after checking that each occurs once."""
     variables = container.get("env", [])
     by_name = {variable["name"]: variable for variable in variables}
     assert len(by_name) == len(variables)
@@ -194,9 +194,9 @@ def test_every_variable_is_a_setting_that_the_program_takes(
             assert settings.database_url is not None
             assert settings.external_url is not None
             assert settings.served_over_tls
-            # Servers listen where the Service finds them, and no one else listens.
+            # Servers listen on all addresses, for the Service; other processes do not.
             assert settings.host == ("0.0.0.0" if component == "api" else "127.0.0.1")  # noqa: S104
-            # Only the one that makes it valid gets at it.
+            # Only the migration, which makes the administrator's token valid, gets it.
             with_token = component == "migrate" and name != "store"
             assert (settings.admin_token_file is not None) is with_token, (name, component)
 
@@ -205,7 +205,7 @@ def test_settings_come_as_the_values_have_them(charts: dict[str, list[Manifest]]
     for component, container in containers(charts["replicas"]):
         if component != "test":
             variables = environment(container)
-            # A number of values is a float, and 4e+12 would be refused.
+            # Helm reads numbers as floats, and 4e+12 would be refused.
             assert variables["PACELINE_QUOTA_BYTES"]["value"] == "4000000000000"
             assert variables["PACELINE_PULSE_RECORD_SHARE"]["value"] == "0.01"
             assert variables["PACELINE_ALERT_APPRISE"]["value"] == "false"
@@ -258,7 +258,7 @@ def test_the_migration_runs_before_anything_with_what_it_needs(
     for hook in hooks.values():
         assert hook["helm.sh/hook"] == "pre-install,pre-upgrade"
         assert hook["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
-    # Nothing of the configuration is a manifest that would come after it.
+    # The migration is a hook before all manifests, so its configuration must not be a manifest.
     for _, container in containers(chart):
         assert "envFrom" not in container
 
@@ -302,11 +302,11 @@ def test_probes_ask_the_port_that_the_server_listens_on(
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = api[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == ("/healthz", "http")
-        # A loopback name, which no setting of host names refuses.
+        # A loopback name, which is allowed with any setting of host names.
         assert asked["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
     assert worker["readinessProbe"]["exec"]["command"] == ["python", "-m", "workers.health"]
     assert (ROOT / "workers" / "health.py").exists()
-    # A database that is away is no reason to start them again.
+    # Workers need not restart if the database is unavailable.
     assert "livenessProbe" not in worker
     program, option, code, host, service_port = by_component["test"]["command"]
     assert (program, option) == ("python", "-c")
@@ -349,7 +349,7 @@ def test_workers_are_scaled_by_metrics_that_there_are(charts: dict[str, list[Man
         assert named <= told, query
         assert query.count("(") == query.count(")"), query
         assert f'namespace="{NAMESPACE}"' in query
-    # At least one, which sweeps.
+    # At least one worker, which runs the sweeper.
     assert scaler["spec"]["minReplicaCount"] >= 1
 
 

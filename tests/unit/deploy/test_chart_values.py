@@ -1,4 +1,4 @@
-"""Values that do not fit are refused, and what the documentation says of values is so."""
+"""The chart refuses invalid values, and the documentation of values is true."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from app.platform.settings import Settings
 from tests.support.helm import CHART, NAME, NAMESPACE, VALUES, helm, rendered, template
 
 ROOT: Final = Path(__file__).parents[3]
-# Settings that the chart has values of its own for, or that pods have no use for.
+# Settings with values of their own in the chart, or without use in pods.
 OF_THE_CHART: Final = {
     *("database_url", "broker_url", "secret_keys", "secret_key_file", "admin_token_file"),
     *("metrics_token", "oidc_client_secret", "external_url", "data_dir", "instance_name"),
     *("host", "port", "blob_url", "blob_endpoint", "blob_region"),
     *("blob_access_key_id", "blob_secret_access_key"),
 }
-# Assignments next to the least that is given, and the path with which each is refused. One run of
-# helm names all of them.
+# Invalid assignments, and the path with which each is refused; one run of helm names all of them.
 REFUSED: Final = {
     "image.repository=": "/image/repository",
     "image.digest=latest": "/image/digest",
@@ -75,7 +74,7 @@ def test_values_that_do_not_fit_are_refused_with_their_paths() -> None:
     assert done.returncode != 0
     assert done.stdout == ""
     assert set(REFUSED.values()) <= named
-    # The others are what these are in.
+    # The other named paths contain the refused ones.
     for path in named - set(REFUSED.values()):
         assert any(refused.startswith(f"{path}/") for refused in REFUSED.values()), path
 
@@ -85,9 +84,9 @@ def test_values_that_do_not_fit_are_refused_with_their_paths() -> None:
     [
         ("existingSecret=", "at '/existingSecret'"),
         ("objectStore.url=https://s3.example", "at '/objectStore/url'"),
-        # Nor is a secret a setting.
+        # Secrets are refused as settings.
         ("settings.PACELINE_METRICS_TOKEN=secret", "'PACELINE_METRICS_TOKEN' not allowed"),
-        # What a schema cannot say.
+        # Conditions that a schema cannot express.
         (
             "worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=9",
             "worker.autoscaling.maxReplicas: 8 is less than minReplicas, 9",
@@ -108,7 +107,7 @@ def test_what_is_always_given_is_asked_for(defaults: dict[str, Any]) -> None:
     assert done.returncode != 0
     for path in ("/image/repository", "/externalUrl", "/existingSecret"):
         assert path in done.stderr
-    # No value is a secret, and none names one that someone else may have.
+    # No default value contains a secret, or the name of one that may exist.
     assert defaults["existingSecret"] == ""
     assert {secret["name"] for secret in defaults["secrets"].values()} == {""}
 
@@ -123,7 +122,7 @@ def test_every_setting_has_one_place(schema: dict[str, Any]) -> None:
 
 
 def paths(values: dict[str, Any], prefix: str = "") -> set[str]:
-    """Return the paths of all values, with dots."""
+    """Return the dotted paths of all values."""
     found = set()
     for name, value in values.items():
         found.add(f"{prefix}{name}")
@@ -133,7 +132,7 @@ def paths(values: dict[str, Any], prefix: str = "") -> set[str]:
 
 
 def properties(schema: dict[str, Any], of: dict[str, Any], prefix: str = "") -> set[str]:
-    """Return the paths of all values that a schema knows by name."""
+    """Return the dotted paths of all values in a schema."""
     if "$ref" in of:
         of = schema["$defs"][of["$ref"].rpartition("/")[2]]
     found = set()
@@ -147,7 +146,7 @@ def test_the_schema_and_the_defaults_name_the_same_values(
 ) -> None:
     known = properties(schema, schema)
     set_by_their_users = ("settings.", "global")
-    # Of Kubernetes, and of whoever reads labels.
+    # Values with Kubernetes' own fields, or with free labels.
     free = re.compile(r"\.(resources|labels)\.")
 
     named = {path for path in known if not path.startswith(set_by_their_users)}
@@ -212,6 +211,6 @@ def test_what_helm_prints_after_an_install_names_what_is_there() -> None:
     assert done.returncode == 0, done.stderr
     assert f"deployment/{NAME}-api" in notes
     assert f"deployment/{NAME}-worker -- paceline user create" in notes
-    # This set of values has no administrator's token and no way in.
+    # These values have neither an administrator's token nor an ingress.
     assert "Servers wait for an administrator" in notes
     assert f"port-forward service/{NAME} 8765:80" in notes

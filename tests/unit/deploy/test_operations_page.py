@@ -1,4 +1,4 @@
-"""The page of operations: each command is tried, and services of systemd are what it says."""
+"""Every command of the operations page is tested, and the systemd services agree with the page."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _BACKUP: Final = (
 _UNITS: Final = "tests/unit/deploy/test_operations_page.py::test_systemd_finds_nothing_to_blame"
 _CI: Final = ".github/workflows/ci.yml"
 _BY_HAND: Final = "by hand on 2026-11-27"
-# By how they begin: the test that runs such a command, the public CI, or when it was tried by hand,
-# as the page says. The longest beginning counts.
+# By the beginning of a command, of which the longest counts: the test that runs it, the public CI,
+# or the date of a trial by hand, as on the page.
 TRIED: Final = {
     "cp .env.example": _CI,
     "docker compose up": _CI,
@@ -78,12 +78,12 @@ TRIED: Final = {
     "paceline backup": _BACKUP,
     "paceline restore": _BACKUP,
 }
-# What an operator does.
+# The tasks of an operator.
 TASKS: Final = ("install", "upgrade", "size", "back up", "monitor", "secure", "debug")
 
 
 def commands() -> list[str]:
-    """Return the commands of the page's blocks, each one's first line."""
+    """Return the first line of each command in the page's blocks."""
     found = []
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         shown = re.sub(r"<<END\n.*?^END\n", "\n", block, flags=re.MULTILINE | re.DOTALL)
@@ -92,7 +92,7 @@ def commands() -> list[str]:
 
 
 def how(command: str) -> str | None:
-    """Return how a command is tried; None where the table does not say."""
+    """Return how a command is tested; None if the table does not contain it."""
     known = [beginning for beginning in TRIED if command.startswith(beginning)]
     return TRIED[max(known, key=len)] if known else None
 
@@ -151,12 +151,12 @@ def test_the_commands_and_settings_of_the_services_exist() -> None:
 
 def test_the_settings_on_the_page_are_valid() -> None:
     [block] = re.findall(r"^```ini\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    # As systemd reads them: what follows a value on its line is a part of it.
+    # Parsed like systemd does, where a comment after a value would be part of the value.
     pairs = [line.partition("=") for line in block.splitlines() if not line.startswith("#")]
     settings = {name.removeprefix("PACELINE_").lower(): value for name, _, value in pairs}
     assert len(settings) > 4
     assert set(settings) <= set(Settings.model_fields)
-    # Keys are made by whoever installs it.
+    # The page has no valid keys: each installation generates its own.
     used = Settings(**settings | {"secret_keys": ""})
     assert used.require_sign_in
     assert used.database_url == settings["database_url"]
@@ -169,15 +169,15 @@ def test_systemd_finds_nothing_to_blame(tmp_path: Path) -> None:
     copies = []
     for unit in UNITS:
         copy = tmp_path / unit.name
-        # The program is wherever it is here.
+        # With the interpreter in place of the installed program.
         copy.write_text(unit.read_text().replace(PROGRAM, sys.executable))
         copies.append(str(copy))
     verified = run(program, "verify", "--man=no", *copies)
-    # It may find something to blame in what it refers to, which is the system's own.
+    # systemd may report faults in units of the system itself.
     ours = [line for line in verified.stderr.splitlines() if "paceline" in line]
     assert (verified.returncode, ours) == (0, [])
     for path in copies:
-        # Of ten; a service without any of these lines has 9.6.
+        # An exposure of at most 2.0 of 10; a service without hardening has 9.6.
         rated = run(program, "security", "--offline=true", "--threshold=20", path)
         assert rated.returncode == 0, rated.stdout
 

@@ -1,4 +1,4 @@
-"""Applied fixes as pages show them."""
+"""Applied fixes on pages."""
 
 from __future__ import annotations
 

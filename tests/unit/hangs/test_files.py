@@ -1,4 +1,4 @@
-"""Files of a job that stands still are told apart, read, and refused by name."""
+"""Files of a hanging job are recognized, read, or refused with a code."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_stacks_of_several_ranks_are_read_without_dumps() -> None:
 
 
 def test_a_process_says_that_its_rank_says_nothing_any_more() -> None:
-    """Dumps of gloo list no groups: of the default one are all ranks that are known."""
+    """gloo's dumps list no groups, so the default group has all known ranks."""
     dumps = {rank: dump | {"pg_config": {}} for rank, dump in HANGING.dumps().items()}
     for dump in dumps.values():
         for entry in dump["entries"]:

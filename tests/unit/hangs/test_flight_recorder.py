@@ -1,4 +1,4 @@
-"""Dumps of flight recorders become what is known of the ranks."""
+"""Dumps of flight recorders, read into the states of the ranks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_rank_has_one_dump() -> None:
 def test_dumps_of_several_versions_are_read_together() -> None:
     dumps = HANGING.dumps()
     for entry in dumps[1]["entries"]:
-        # as PyTorch 2.3 wrote it
+        # the format of PyTorch 2.3
         entry["seq_id"] = entry.pop("collective_seq_id")
         del entry["is_p2p"], entry["p2p_seq_id"], entry["record_id"]
     for group in dumps[1]["pg_config"].values():

@@ -38,7 +38,7 @@ values = st.recursive(
 @given(value=values, protocol=st.integers(2, pickle.HIGHEST_PROTOCOL))
 @drawn(300)
 def test_plain_values_are_those_that_were_pickled(value: object, protocol: int) -> None:
-    # Before protocol 3 bytes are written as a call.
+    # Before protocol 3, bytes are pickled as a call.
     if protocol >= 3 or "bytes" not in str(kinds(value)):
         assert plain_pickle(pickle.dumps(value, protocol=protocol)) == value
 
@@ -105,7 +105,7 @@ def test_a_number_of_many_digits_is_refused() -> None:
 
 
 def test_keys_are_no_containers() -> None:
-    # {((((None,),),),): None}, which would be hashed by calls within calls
+    # {((((None,),),),): None}, whose key would be hashed recursively
     with pytest.raises(InvalidTraceError, match="SETITEM"):
         plain_pickle(b"\x80\x02}N" + b"\x85" * 100_000 + b"Ns.")
 
@@ -134,7 +134,7 @@ def test_values_that_occur_over_and_over_are_those_that_pytorch_wrote(
     assert plain_pickle(pickled_by_torch(value * times)) == value * times
 
 
-# Programs of opcodes that build values, put them into the memo, take them and add to them.
+# Programs of opcodes that build values, store them in the memo, read them and extend them.
 opcodes = st.sampled_from(
     (
         *(
@@ -158,6 +158,6 @@ opcodes = st.sampled_from(
 def test_whatever_adds_to_a_value_adds_to_that_one_alone(program: list[bytes]) -> None:
     body = b"\x80\x02(K\x07q\x00X\x01\x00\x00\x00kq\x01" + b"".join(program) + b"l."
     with suppress(InvalidTraceError, pickle.UnpicklingError, IndexError):
-        # Read by the one, they are plain opcodes: the other calls nothing. Values may be within
-        # themselves, which texts of them tell.
+        # A program that the reader accepts has plain opcodes only, so `pickle` calls nothing. Texts
+        # are compared, because values may contain themselves.
         assert repr(plain_pickle(body)) == repr(pickle.loads(body))  # noqa: S301

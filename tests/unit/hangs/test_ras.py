@@ -1,4 +1,4 @@
-"""What NCCL's RAS prints becomes what is known of the ranks."""
+"""Output of NCCL's RAS, read into the states of the ranks."""
 
 from __future__ import annotations
 

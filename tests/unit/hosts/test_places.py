@@ -1,4 +1,4 @@
-"""What GPUs say of the machine they are in: its name where that is guessed, and that they moved."""
+"""Places of GPUs: they identify a machine whose name is a guess, and show that a GPU has moved."""
 
 from __future__ import annotations
 

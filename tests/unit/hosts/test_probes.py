@@ -1,4 +1,4 @@
-"""Which device and measure a probe names."""
+"""The device and the measure that a probe blames."""
 
 from __future__ import annotations
 

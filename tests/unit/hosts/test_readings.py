@@ -1,4 +1,4 @@
-"""What reports say of hosts: who is slow, what it costs, and who only looks slow."""
+"""Readings of hosts in reports: slow hosts, their cost, and hosts that only wait for others."""
 
 from __future__ import annotations
 

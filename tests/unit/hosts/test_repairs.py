@@ -1,4 +1,4 @@
-"""Whether a repair helped."""
+"""The outcome of repairs."""
 
 from __future__ import annotations
 

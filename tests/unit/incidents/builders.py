@@ -1,4 +1,4 @@
-"""Small builders of sessions, rules and job states for the tests of alerts."""
+"""Builders of sessions, rules and job states for the tests of alerts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def session(
 
 
 class Job:
-    """A job whose sessions come one after the other; keeps what a database would."""
+    """A job with successive sessions, and the state that a database would store."""
 
     def __init__(self, *rules: Rule, labels: Mapping[str, str] | None = None) -> None:
         self.rules: Sequence[Rule] = rules
@@ -104,7 +104,7 @@ class Job:
         return uuid.UUID(int=next(self._ids))
 
     def come(self, *sessions: Facts) -> list[IncidentChange]:
-        """Let sessions come, each evaluated at the time of its arrival."""
+        """Evaluate sessions, each at the time of its arrival."""
         changes = []
         for facts in sessions:
             self.history.append(facts)

@@ -1,4 +1,4 @@
-"""What sessions, time and people make of a job's incidents."""
+"""A job's incidents after sessions, time and acts of users."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_causes_cost_without_a_verdict_fires_by_its_size_with_cause_and_fix
     fired = job.only(IncidentState.FIRING)
     assert (fired.cause, fired.severity, fired.value) == ("data_loading", "warning", 1.25)
     assert job.states() == [("data_loading", "", "firing")]
-    # A loss that may be larger does not say that the job is well again.
+    # A lower bound of the loss does not show that the job has recovered.
     little = replace(lost, withheld=KnownLoss(0.01, 0.1), causes=())
     for number in range(3, 7):
         at = lost.received_at + number * EVERY

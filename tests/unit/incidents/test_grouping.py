@@ -1,4 +1,4 @@
-"""When a group is sent, and what each channel has to receive."""
+"""The times at which a group is sent, and the messages for each channel."""
 
 from __future__ import annotations
 

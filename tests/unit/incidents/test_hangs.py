@@ -1,4 +1,4 @@
-"""Incidents of hangs: they fire at once, and end with what they cost."""
+"""Incidents of hangs: they fire at once, and end with their cost."""
 
 from __future__ import annotations
 

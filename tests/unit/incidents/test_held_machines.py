@@ -1,4 +1,4 @@
-"""Commands that take a machine out: of causes that a machine can have, and for one node's name."""
+"""Commands that take a machine out, for causes that blame machines and for single nodes."""
 
 from __future__ import annotations
 

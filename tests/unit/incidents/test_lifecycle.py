@@ -1,4 +1,4 @@
-"""The table of an incident's states, walked completely."""
+"""The table of an incident's states, tested completely."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MOVES: dict[Trigger, Callable[[Incident], Incident]] = {
     Trigger.ESCALATE: lambda found: escalate(found, LATER),
 }
 
-# Written out by hand: a change of the table must be a change here.
+# A copy of the table, so that a change must be made twice.
 EXPECTED = {
     "pending": {"confirm": "firing", "clear": "resolved"},
     "firing": {

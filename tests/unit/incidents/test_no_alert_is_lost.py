@@ -1,8 +1,7 @@
-"""Any order of sessions, clock jumps, rule edits, failures and restarts: no lost, no doubled and no
-forgotten alert.
+"""Any order of sessions, clock jumps, rule edits, failures and restarts loses or doubles no alert.
 
-The machine plays a job, its rules, the people on call, two channels and a network that loses
-answers. What the durable part does with rows is played with lists; every decision is the program's.
+The state machine simulates a job, its rules, the people on call, two channels and a network that
+loses answers. Lists stand in for database rows; every decision is the program's.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Row:
 
 @dataclass
 class Channel:
-    """A channel, its deliveries, and what its receiver believes."""
+    """A channel, its deliveries, and the incidents that its receiver considers open."""
 
     style: DeliveryStyle
     rows: list[Row] = field(default_factory=list)
@@ -162,7 +161,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
 
     @rule(count=st.sampled_from([2, 30, 110]), step_time_s=st.sampled_from([10.0, 11.0]))
     def many_sessions_come(self, count: int, step_time_s: float) -> None:
-        """Among others more than are looked at."""
+        """Evaluate more sessions than a condition looks back at."""
         for _ in range(count):
             self.now += timedelta(minutes=1)
             self._session(next(self.numbers), 1.0, (), step_time_s)
@@ -272,7 +271,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
             assert len(channel.open()) <= 1
 
     def teardown(self) -> None:
-        """Let everything come to rest: what fires is known, what is over is known to be over."""
+        """Let all work finish, and check that receivers know of all firing and ended incidents."""
         for _ in range(3):
             self.now = max(self.now, START) + TIMING.repeat_interval
             self._look()
@@ -295,7 +294,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
                 assert self.job.incidents[id_].state is not IncidentState.RESOLVED, "forgotten"
 
     def _catch_up(self, outcome: str = "ok") -> None:
-        """Let time pass until what is due is sent."""
+        """Advance the time until all due messages are sent."""
         self.now += TIMING.group_interval
         self._look()
         self._flush_if_due()

@@ -1,4 +1,4 @@
-"""When a job that sends nothing is an incident, and when it is not."""
+"""Silent jobs: when the silence is an incident, and when it is not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_silence_of_a_job_that_said_that_it_ended_is_no_incident() -> None:
     [ended] = job.look(last + 6 * EVERY)
     assert (ended.event, ended.incident.why_resolved) == ("resolved", JOB_FINISHED)
     assert job.look(last + 60 * EVERY) == []
-    # What it recorded last came a little later; another start takes the end back.
+    # The last session may arrive a little after the end of the job; another start revokes the end.
     job.finished_at = last - FINISH_GRACE
     assert job.look(last + 70 * EVERY) == []
     job.come(*(session(n) for n in range(80, 84)))

@@ -1,4 +1,4 @@
-"""Notices of the pulse: pending until a session says something, over when the pulse says so."""
+"""Incidents of notices: pending until a session judges the notice, ended by the pulse."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_notice_is_pending_and_fires_with_what_a_session_says() -> None:
         NOTICE, outcome=Outcome.CONFIRMED, session=12, session_id=SESSION, cause="slow_worker"
     )
     rules = (*DEFAULT_RULES, NOTICE_RULE)
-    # Rules of sessions that blame the same join it: there is one incident.
+    # Rules of sessions that blame the same rank join this incident.
     (change,) = changes([said], [incident], rules=rules, history=[FACTS])
     assert (change.event, change.incident.state) == ("fired", "firing")
     assert change.incident.facts == FACTS
@@ -123,7 +123,7 @@ def test_what_has_fired_is_over_when_steps_say_what_its_end_brought() -> None:
     over = replace(said, cleared_at=ended, heard_at=ended)
     assert changes([over], [incident], now=ended) == []
     job = JobState("llm", {}, [], [], None, [incident], {}, {}, hang=None, notices=[over])
-    # Seconds are as good as many where no more steps come.
+    # Without further steps, some seconds suffice instead.
     assert next_look(job, [NOTICE_RULE], ended) == ended + timedelta(seconds=30)
     (change,) = changes([over], [incident], now=ended + timedelta(seconds=30))
     assert change.incident.why_resolved == "the pulse is as before, after 2.0 GPU-hours"
@@ -213,7 +213,7 @@ def test_a_session_judges() -> None:
     healthy = replace(FACTS, causes=(), headline=none)
     assert judge_notice(NOTICE, healthy) == (Outcome.CONFIRMED, "")
     assert judge_notice(NOTICE, replace(healthy, step_time_s=1.02)) == (Outcome.CLEARED, "")
-    # Causes that cost nothing explain nothing.
+    # Causes without a cost explain no notice.
     assert judge_notice(NOTICE, replace(healthy, step_time_s=1.02, causes=(other,))) == (
         Outcome.CLEARED,
         "",

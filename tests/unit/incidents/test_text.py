@@ -1,4 +1,4 @@
-"""What a message says, before any channel gives it a form."""
+"""The text of a message, before a channel formats it."""
 
 from __future__ import annotations
 

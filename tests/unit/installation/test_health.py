@@ -1,4 +1,4 @@
-"""What anybody may ask for is found out now and then, whoever asks how often."""
+"""The open health checks run at most at intervals, for any number of requests."""
 
 from __future__ import annotations
 

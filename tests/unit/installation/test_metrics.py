@@ -1,4 +1,4 @@
-"""Metrics of several processes, added up."""
+"""Metrics, summed over several processes."""
 
 from __future__ import annotations
 

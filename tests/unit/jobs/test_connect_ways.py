@@ -24,7 +24,7 @@ def test_what_goes_into_a_job_is_python(name: str) -> None:
 
     assert install.startswith("pip install ")
     lines = ast.parse(code).body
-    # A few lines of one's own, and the ellipses for what is there already.
+    # A few new lines, and ellipses for the existing code.
     assert len(lines) <= 9
 
 

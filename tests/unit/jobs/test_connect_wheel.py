@@ -1,4 +1,4 @@
-"""The wheel that the server makes of its own client."""
+"""The wheel of the client that the server builds."""
 
 from __future__ import annotations
 

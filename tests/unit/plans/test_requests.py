@@ -1,4 +1,4 @@
-"""What plans leave in the database, written and read."""
+"""Plans in the database, written and read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITTEN = [HERE / "optimal.json", HERE / "ditto.json"]
 
 
 def stored(path: Path) -> tuple[bytes, object]:
-    """Return a result as it was stored, and its headline."""
+    """Return a result as stored in the database, and its headline."""
     both = json.loads(path.read_text())
     text = json.dumps(both["result"], separators=(",", ":")).encode()
     return zstandard.compress(text), both["headline"]
@@ -67,7 +67,7 @@ def test_a_whole_job_is_stored_as_itself() -> None:
 
 def test_a_plan_of_a_later_version_is_refused_with_a_code() -> None:
     result = json.loads(zstandard.decompress(stored(WRITTEN[0])[0]))
-    # It may have other fields as well.
+    # A later version's document may have other fields as well.
     later = {"plan": {"schema": "paceline.plan/2", "templates": result["plan"]["stages"]}}
     with pytest.raises(UnknownDocumentError, match="A later one stored it") as caught:
         unpack_result(zstandard.compress(json.dumps(later).encode()))

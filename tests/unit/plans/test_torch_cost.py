@@ -1,4 +1,4 @@
-"""Counting PyTorch layers on the meta device, where PyTorch is installed."""
+"""Costs of PyTorch layers, counted on the meta device, if PyTorch is installed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_counts_the_work_of_both_passes() -> None:
     assert layer.backward.flops == 2 * products
     assert layer.forward.parameter_bytes == 2 * WIDTH * INNER * 4
     assert layer.forward.output_bytes == TOKENS * WIDTH * 4
-    # the inputs of both products; the ReLU keeps its output, which is one of them
+    # The inputs of both products; the ReLU stores its output, which is one of them.
     assert layer.forward.stored_bytes == (TOKENS * WIDTH + TOKENS * INNER) * 4
-    # reads and writes of three operations
+    # Reads and writes of three operations.
     numbers = 2 * WIDTH * INNER + 2 * TOKENS * WIDTH + 4 * TOKENS * INNER
     assert layer.forward.traffic_bytes == numbers * 4
 

@@ -1,4 +1,4 @@
-"""XLA's cost analysis of small layers, where JAX is installed."""
+"""XLA's cost analysis of small layers, if JAX is installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_counts_the_work_of_both_passes() -> None:
     (layer,) = count_xla(layers(1), value)
     products = 2 * 2 * TOKENS * WIDTH * INNER
     assert layer.forward.flops == pytest.approx(products, rel=0.05)
-    # two products for each one of the forward pass
+    # The backward pass has two products for each product of the forward pass.
     assert layer.backward.flops == pytest.approx(2 * products, rel=0.1)
     assert layer.forward.parameter_bytes == 2 * WIDTH * INNER * 4
     assert layer.forward.output_bytes == TOKENS * WIDTH * 4

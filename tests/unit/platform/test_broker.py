@@ -1,4 +1,4 @@
-"""The dispatcher never blocks and never fails its caller, whatever the broker does."""
+"""The dispatcher never blocks its caller or raises, for any fault of the broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = "analyze_session"
 
 
 class Broker:
-    """A broker that can be slow or away, and remembers what reached it."""
+    """A broker that can be slow or unavailable, and stores the messages that it gets."""
 
     def __init__(self) -> None:
         self.sent: list[uuid.UUID] = []

@@ -1,4 +1,4 @@
-"""What talks to an object store is an extra: installations without one do not pay for it."""
+"""The object store's client is an optional extra, which other installations do not import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals are counted in a few lines, whatever comes; and written ever more seldom."""
+"""Refusals are counted in a bounded number of entries, and written at increasing intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from app.access.guard import FIRST_S, LONGEST_S, next_wait_s
 from app.platform.identity import LINES, OTHERS, ActorKind, Refusal, Refusals
 
-# Who may be refused; the installation itself never is.
+# Actors that may be refused: all but the installation itself.
 WHO = (ActorKind.PEER, ActorKind.TOKEN, ActorKind.PERSON)
 
 

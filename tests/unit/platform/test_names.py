@@ -1,4 +1,4 @@
-"""Which names can be taken for others."""
+"""Names that look like other names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a delivery is tried again, and when it is given up."""
+"""The times at which a delivery is repeated, and at which it is given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files a process may have open."""
+"""The limit on open files of a process."""
 
 from __future__ import annotations
 

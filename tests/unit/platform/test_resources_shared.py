@@ -1,4 +1,4 @@
-"""Numbers that processes of one server share."""
+"""Counters that the processes of one server share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pydantic's errors as faults with our codes and paths."""
+"""Pydantic's errors, as faults with our codes and paths."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_no_word_of_the_library_reaches_a_user() -> None:
                 assert not re.search(r"Input|String|should|valid (integer|number)", said), said
 
 
-# What each kind of schema can raise; those of our models are looked up below.
+# The errors of each kind of schema; the kinds in our models are looked up below.
 RAISED: dict[str, set[str]] = {
     "str": {
         "string_type",
@@ -208,7 +208,7 @@ RAISED: dict[str, set[str]] = {
     "bytes": {"bytes_type", "bytes_too_short", "bytes_too_long"},
     "function": {"value_error", "assertion_error"},
 }
-# They only pass on what stands in them.
+# Kinds that only contain other schemas, and raise nothing themselves.
 FRAMES = {
     "any",
     "chain",
@@ -230,7 +230,7 @@ OF_PYDANTIC = re.compile(r"Input|String|should|valid (integer|number|string)|[Uu
 
 
 def _kinds(schema: object) -> set[str]:
-    """Return the kinds of schemas that one consists of."""
+    """Return the kinds of schemas that a schema consists of."""
     if isinstance(schema, list | tuple):
         return {kind for part in schema for kind in _kinds(part)}
     if not isinstance(schema, dict):
@@ -240,7 +240,7 @@ def _kinds(schema: object) -> set[str]:
 
 
 def _schemas() -> list[object]:
-    """Return the schemas of all that the program reads with pydantic."""
+    """Return all schemas with which the program validates documents."""
     build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none"))
     modules = [name for name in sys.modules if name.startswith("app.")]
     models = [
@@ -248,7 +248,7 @@ def _schemas() -> list[object]:
         for name in modules
         for value in vars(sys.modules[name]).values()
         if isinstance(value, TypeAdapter)
-        # Modules also hold models of libraries that they use.
+        # Modules also contain models of libraries.
         or (
             isinstance(value, type)
             and issubclass(value, BaseModel)

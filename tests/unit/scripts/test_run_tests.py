@@ -9,12 +9,12 @@ import pytest
 
 from scripts.run_tests import REPEATED_AT_MOST
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 
-# Fails in its first run in this folder only.
+# A test that fails in its first run in this folder only.
 LATE_ONCE = """
 import pathlib
 
@@ -28,7 +28,7 @@ def test_late():
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests themselves may run next to timed jobs."""
+    """Hide the variables of a run next to timed jobs, in which these tests may run themselves."""
     monkeypatch.delenv("TESTS_REPEATED_LATER", raising=False)
 
 
@@ -41,7 +41,7 @@ def run_tests(directory: Path, content: str) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
         cwd=directory,
-        # What is installed next to pytest takes longer to import than all this.
+        # Importing pytest's installed plugins takes longer than the tests.
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
     )
 

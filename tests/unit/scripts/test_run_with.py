@@ -1,4 +1,4 @@
-"""Two commands at once: whose times matter, and what makes way for it."""
+"""Two commands at the same time: a timed one, and one with lower priority."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEAKS = "import os; print('policy', os.sched_getscheduler(0))"
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests themselves may run next to timed jobs."""
+    """Hide the variables of a run next to timed jobs, in which these tests may run themselves."""
     monkeypatch.delenv("TESTS_REPEATED_LATER", raising=False)
 
 
@@ -57,7 +57,7 @@ def test_late():
 
 
 def run_both(directory: Path, content: str, *second: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of this content, and at the same time the second command."""
+    """Run tests with this content, and the second command at the same time."""
     (directory / "pytest.ini").write_text("[pytest]\n")
     (directory / "test_some.py").write_text(content)
     return subprocess.run(  # noqa: S603 - our own arguments

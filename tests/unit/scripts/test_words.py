@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "words.py"
-# Put together here, so that this file may stand in the tree.
+# Concatenated, because the check also reads this file.
 UNWANTED = "no" + "body"
 
 

@@ -1,4 +1,4 @@
-"""Who kept others waiting, before and after."""
+"""The ranks that others waited for, before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that went and came, and metadata that differs."""
+"""Causes that disappeared or appeared, and metadata that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether step times differ: the test against values of textbooks, the interval against truth."""
+"""Comparison of step times: the test by values of textbooks, the interval by known truth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.sessions.compare_steps import difference, mann_whitney
 
 
 def by_counting(a: list[float], b: list[float]) -> float:
-    """Return the exact p by trying every order."""
+    """Return the exact p-value by enumerating all orders."""
     values = np.array(a + b)
     m, n = len(a), len(b)
 
@@ -52,7 +52,7 @@ def test_the_textbook_s_example_has_the_textbook_s_p() -> None:
 def test_ties_are_corrected_for() -> None:
     a = np.array([1.0] * 6 + [2.0] * 3 + [3.0] * 3)
     b = np.array([2.0] * 3 + [3.0] * 3 + [4.0] * 6)
-    # b is larger in all pairs but 9 where both are 2, 9 where both are 3, and 9 where a is 3, b 2.
+    # b is larger in all pairs except three times 9: both 2, both 3, and a = 3 with b = 2.
     u = 144 - (9 + 9) / 2 - 9
     # Four groups of six equal values.
     variance = 144 / 12 * (25 - 4 * (6**3 - 6) / (24 * 23))

@@ -1,4 +1,4 @@
-"""Bodies that are decoded once they are known to be new."""
+"""Bodies are decoded once they are known to be new."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_wrong_with_a_body_is_said_to_who_asks(tmp_path: Path, *, in_mem
     path = tmp_path / "body"
     path.write_bytes(content)
     source = content if in_memory else path
-    # It was there already: nothing is asked.
+    # The body is stored already, so nothing is decoded.
     with decoding(SETTINGS, body(source)):
         pass
     with decoding(SETTINGS, body(source)) as decoded, pytest.raises(InvalidTraceError):
@@ -59,7 +59,7 @@ def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> No
     path = tmp_path / "body"
     path.write_bytes(to_parquet(small_trace()))
     with decoding(SETTINGS, body(path)) as first, decoding(SETTINGS, body(path)) as second:
-        # One thread: one of them may not have begun, and does not any more.
+        # There is one thread, so one of the readings may not have begun, and is canceled.
         readings = [first.begin(), second.begin()]
     assert all(one.done() for one in readings)
 

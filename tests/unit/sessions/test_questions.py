@@ -1,4 +1,4 @@
-"""Questions as they are sent over HTTP."""
+"""What-if questions in the format of the API."""
 
 from __future__ import annotations
 

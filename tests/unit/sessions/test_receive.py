@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# Drops 384 MiB of NumPy's and as much of Arrow's, and prints what the process has then, and after
-# it was asked to give back what is free.
+# A program that frees 384 MiB of NumPy and as much of Arrow, and prints its memory before and after
+# it returns free memory to the system.
 DROPS = """
 import json
 import numpy as np, pyarrow as pa

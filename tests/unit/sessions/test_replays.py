@@ -20,7 +20,7 @@ Key = tuple[uuid.UUID, frozenset[str]]
 
 
 class Prepares:
-    """Prepares sessions, and counts them."""
+    """Prepares sessions, and counts the calls."""
 
     def __init__(self) -> None:
         self.count = 0

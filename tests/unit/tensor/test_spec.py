@@ -1,4 +1,4 @@
-"""Specifications of `paceline mitigate`: what is accepted, and every fault with its path."""
+"""Specifications of `paceline mitigate`: accepted ones, and every fault with its path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def faults(document: object) -> list[tuple[str | None, str]]:
 def test_a_specification_is_read_and_freed_of_its_plan() -> None:
     problem = parse_problem(BASE)
     group = problem.group
-    # 640 of 1,024 columns took 7 s; rank 2 computed 128 more than its own
+    # 640 of 1,024 columns took 7 s; rank 2 computed 128 columns in addition to its own.
     assert group.matmul_s.tolist() == pytest.approx([11.2, 0.8, 0.8 / 1.125, 0.8])
     assert group.time_s.tolist() == pytest.approx([12.2, 1.0, 0.2 + 0.8 / 1.125, 1.0])
     assert (group.units, problem.accuracy_budget) == (16, 0.5)

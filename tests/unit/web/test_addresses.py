@@ -1,4 +1,4 @@
-"""The address that answers say of the server, whatever a request calls it."""
+"""The server's address in answers, for any Host header of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a body may be and how slowly it may come."""
+"""Limits on the size and the slowness of a body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sender:
-    """Sends pieces of some size, after some seconds each, on a clock of its own."""
+    """Sends pieces of a given size at given intervals, on a simulated clock."""
 
     def __init__(self, piece: int, every_s: float, pieces: float = math.inf) -> None:
         self.piece, self.every_s, self.pieces = piece, every_s, pieces
@@ -38,7 +38,7 @@ class Sender:
 def arrive(
     sender: Sender, *, announced: int | None = None, pace: Pace | None = None
 ) -> PacelineError | None:
-    """Read a body to its end; return what ended it early."""
+    """Read a body to its end; return the error that ended it earlier."""
     found = ArrivingBody(sender.receive, announced, pace or Pace(30.0, 1000.0), clock=sender.clock)
 
     async def read() -> PacelineError | None:
@@ -71,7 +71,7 @@ def test_a_body_of_just_the_limit_is_taken() -> None:
 
 
 def test_a_body_that_drips_is_refused_when_its_time_is_up() -> None:
-    # A byte every 10 s is never silent for 30 s.
+    # A byte every 10 s never pauses for 30 s.
     sender = Sender(1, 10.0)
     assert isinstance(arrive(sender), BodyTimeoutError)
     assert sender.sent == 4
@@ -86,7 +86,7 @@ def test_a_body_that_is_faster_than_the_lowest_rate_may_take_its_time() -> None:
 def test_a_body_slower_than_the_lowest_rate_is_refused_in_the_end() -> None:
     sender = Sender(9_000, 10.0)
     assert isinstance(arrive(sender), BodyTimeoutError)
-    # 30 s of credit, of which each piece takes one.
+    # A credit of 30 s, of which each piece takes 1 s.
     assert sender.sent == 30
 
 

@@ -9,7 +9,7 @@ import pytest
 from app.web import format as fmt
 
 NBSP = "\N{NO-BREAK SPACE}"
-# What the words of the pages' scripts are held to as well (tests/js/format.test.js).
+# The same cases as in the test of the pages' scripts (tests/js/format.test.js).
 NUMBERS = json.loads((Path(__file__).parents[2] / "js" / "number_cases.json").read_text())
 
 

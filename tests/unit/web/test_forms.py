@@ -1,4 +1,4 @@
-"""Forms are what the API checks: every field of a kind of channel has its control."""
+"""Forms agree with the API: every field of a kind of channel has its control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.web.forms import fields_of
 
 @dataclass
 class Example:
-    """Every control once."""
+    """A configuration with each kind of control."""
 
     name: str
     level: Literal["low", "high"]
@@ -38,7 +38,7 @@ def test_a_control_for_every_type() -> None:
     assert found == {
         "config.name": "text",
         "config.level": "select",
-        # An address is read before it is sent.
+        # An address, though secret, is shown while it is typed.
         "config.address": "text",
         "config.key": "secret",
         "config.people": "lines",

@@ -1,4 +1,4 @@
-"""What is sent waits a little while a page is made, and never for long."""
+"""Received bodies wait a short time while a page is rendered, but never for long."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 _SENDERS = 50
-# Turns of an event loop in which all of them would have begun.
+# Number of turns of the event loop in which all requests would have begun.
 _TURNS = 100
 _NEVER_S = 3600.0
 
 
 class _App:
-    """Notes what began; a page is made until `page` is set."""
+    """Records the begun requests; a page is rendered until `page` is set."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -35,12 +35,12 @@ class _App:
             await self.page.wait()
 
     def ask(self, method: str, path: str) -> asyncio.Task[None]:
-        """Ask for something."""
+        """Send a request."""
         scope = {"type": "http", "method": method, "path": path}
         return asyncio.create_task(self.door(scope, _nothing, _ignore))
 
     def send_all(self) -> list[asyncio.Task[None]]:
-        """Send many bodies at once."""
+        """Send many bodies at the same time."""
         return [self.ask("PUT", f"/api/v1/{number}") for number in range(_SENDERS)]
 
 

@@ -1,4 +1,4 @@
-"""Names in a Host header, also those that should not be sent."""
+"""Names in a Host header, including invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of pages as HTML: only text that is no markup is escaped."""
+"""Parts of pages as HTML: text is escaped, unless it is markup."""
 
 from __future__ import annotations
 

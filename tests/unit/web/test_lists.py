@@ -1,4 +1,4 @@
-"""A list says once what its columns are: their SQL, their orders, their names in files."""
+"""A list declares its columns once: their SQL, their orders, and their names in files."""
 
 from __future__ import annotations
 

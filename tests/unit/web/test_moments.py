@@ -10,7 +10,7 @@ from app.web import moments
 from app.web.moments import Form, When, written
 
 NOW = datetime(2026, 11, 20, 9, 26, 12, tzinfo=UTC)
-# What the pages' script writes as well (tests/js/zone.test.js).
+# The same cases as in the test of the pages' script (tests/js/zone.test.js).
 CASES = json.loads((Path(__file__).parents[2] / "js" / "moment_cases.json").read_text())
 
 

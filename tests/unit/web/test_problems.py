@@ -1,4 +1,4 @@
-"""When senders are to come again."""
+"""The times after which senders may repeat a request."""
 
 from __future__ import annotations
 

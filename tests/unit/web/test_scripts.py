@@ -1,4 +1,4 @@
-"""Scripts of pages get from the server what is the server's to know."""
+"""Scripts of pages get data of the server from the server, and contain no copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = {
 
 
 def listed_states(script: str) -> list[str]:
-    """Return the lists in a script that name two states or more."""
+    """Return the lists in a script that contain two or more states."""
     lists = re.findall(r"\[[^][]*\]", script)
     return [text for text in lists if len(STATES & set(re.findall(r"""['"](\w+)['"]""", text))) > 1]
 

@@ -1,4 +1,4 @@
-"""Tables as pages draw them: cells, headings that lead to orders, pages around a page."""
+"""Tables on pages: cells, headings that link to orders, and links to neighboring pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables as CSV: cells are text or numbers, never formulas; one module writes them all."""
+"""Tables as CSV: cells are text or numbers, never formulas; one module writes all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_numbers_and_nothing_stay_as_they_are() -> None:
 def test_no_page_writes_csv_by_itself() -> None:
     package = Path(app.__file__).parent
     found = {path.name for path in package.rglob("*.py") if "csv.writer" in path.read_text()}
-    # Of numbers alone, below the pages.
+    # triage.py writes numbers only, and lies below the pages.
     assert found == {"tables.py", "triage.py"}
 
 
@@ -96,13 +96,13 @@ def test_a_long_table_is_made_while_it_is_sent() -> None:
     assert first + "".join(pieces) == Table(("number",), ((n,) for n in range(100_000))).text()
 
 
-# Tables without a file, and why.
+# Tables without a CSV file.
 WITHOUT_FILE = {
-    # What a question got: "Copy" gives the whole answer.
+    # The answer to a question, which "Copy" copies completely.
     "sessions/what_if.html",
-    # Definitions, and figures that the report has.
+    # Definitions, and numbers of the report.
     "sessions/exact.html",
-    # Fields: the devices of a specification that is being written.
+    # Input fields: the devices of a new specification.
     "plans/list.html",
 }
 

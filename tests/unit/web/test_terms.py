@@ -8,7 +8,7 @@ from app.web.pages import TEMPLATES_DIR
 from app.web.terms import HERE, LABELS, explained, glossary, labeled, parsed, term, with_terms
 
 DASHBOARD = Path(__file__).parents[3] / "app" / "dashboard"
-# A use in a template or in Python: term("discrepancy"), explains('S').
+# A use of a term in a template or in Python: term("discrepancy"), explains('S').
 USE = re.compile(r"\b(?:term|explains)\(\s*[\"']([^\"']+)[\"']")
 
 

@@ -19,7 +19,7 @@ _log = logging.getLogger("paceline_client")
 _READ_BYTES: Final = 1 << 16
 # Size limit of a message, above a rank's rows of half a minute.
 _MOST_MESSAGE_BYTES: Final = 8 << 20
-# Format of the peer credentials of a connection: process, user and group.
+# Layout of Linux's peer credentials (SO_PEERCRED): process, user and group.
 _PEER: Final = struct.Struct("3i")
 # Diagnostics are repeated after this number of beats, because they change little without progress.
 _BEATS_BETWEEN_REPORTS: Final = 12
@@ -29,17 +29,17 @@ _PROC: Final = Path("/proc")
 # Position of the start time among the fields of `/proc/…/stat` after the name.
 _START_TIME: Final = 19
 
-# Returns texts by file name.
+# A function that returns the diagnostics of a rank as texts by file name.
 Report = Callable[[], dict[str, str]]
 
 
 class HostSocket:
     """A socket through which the ranks of a host pass their pulse to the rank that sends it.
 
-    The sending process is the one that has bound the socket's name, one of Linux's abstract
-    namespace: it is no file, belongs to one process at a time, and is free as soon as that process
-    has ended in any way. Connections of other users are refused. `name` is the same in all
-    processes of a job on the host.
+    The process that has bound the socket's name sends for the host. The name is in Linux's abstract
+    namespace: it is no file, one process at a time can bind it, and it is free again as soon as
+    that process has ended in any way. Connections of other users are refused. `name` is the same in
+    all processes of a job on the host.
     """
 
     # On other systems, each rank sends its own pulse.
@@ -135,7 +135,7 @@ class HangDiagnostics:
         self._others: dict[int, _Process] = {}
 
     def own(self, now_s: float, beat_s: float) -> dict[str, str]:
-        """Return the diagnostics of this rank; empty soon after the last diagnostics."""
+        """Return the diagnostics of this rank; empty if the last diagnostics are recent."""
         if self._report is None:
             return {}
         between_s = _BEATS_BETWEEN_REPORTS * beat_s
@@ -153,7 +153,7 @@ class HangDiagnostics:
     def silent(self, now_s: float, beat_s: float) -> dict[str, str]:
         """Return the states of the processes of silent ranks, by file name.
 
-        An unchanged state is repeated as rarely as `own` repeats.
+        An unchanged state is repeated at the same interval as the diagnostics of this rank.
         """
         if self._report is None:
             return {}

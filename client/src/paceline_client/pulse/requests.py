@@ -16,10 +16,10 @@ _PERSON: Final = "person"
 class RecordBudget:
     """Limits on the sessions of a job that are recorded after automatic detections.
 
-    `share` is the largest share of the job's steps so far that all such sessions but the latest
-    have: a young job may record its first. `every_s` is the least time between the starts of two of
-    them, in seconds. Periodic sessions, those of `Monitor.record` and those that a person requests
-    do not count.
+    `share` limits the steps of these sessions to a share of the job's steps so far. The latest
+    session is not counted, so that a young job may record its first. `every_s` is the minimum time
+    in seconds between the starts of two such sessions. Periodic sessions, sessions of
+    `Monitor.record` and those that a person requests do not count.
     """
 
     share: float = _SHARE
@@ -33,7 +33,7 @@ class RecordBudget:
 
 
 class BudgetUse:
-    """The used part of a budget."""
+    """The sessions that a job has recorded of its `RecordBudget`."""
 
     def __init__(self, budget: RecordBudget) -> None:
         self._budget = budget
@@ -41,9 +41,9 @@ class BudgetUse:
         self._last_s: float | None = None
 
     def has_room(self, job_steps: int, now_s: float) -> bool:
-        """Return whether another session may be recorded, by the same rule as the server's.
+        """Return whether another session may be recorded, by the rule that the server applies too.
 
-        `job_steps` are the job's steps so far; `now_s` is monotonic.
+        `job_steps` is the number of the job's steps so far; `now_s` is monotonic.
         """
         budget = self._budget
         too_early = self._last_s is not None and now_s - self._last_s < budget.every_s
@@ -83,13 +83,13 @@ class ServerAnswer:
     files: bool = False  # whether diagnostics of ranks without progress are requested
 
     def document(self, rank: int, sender: int) -> dict[str, Any]:
-        """Return the answer to `rank`; only rank 0 gets a session request, and only once.
+        """Return the answer for `rank`; only rank 0 gets a session request, and only once.
 
         Parameters
         ----------
         sender : int
-            The rank that sends for the host; with its process, so that the others can report the
-            state of that process if it falls silent.
+            The rank that sends for the host. The answer also has its process id, so that the other
+            ranks can report the state of that process if it falls silent.
         """
         record = None
         if rank == 0:

@@ -50,7 +50,7 @@ _MEASURES: Final = Row._fields[5:]
 
 
 class HostData(NamedTuple):
-    """The fields of a body other than columns of rows and beats."""
+    """The fields of a pulse body that are not columns of rows or beats."""
 
     files: Mapping[str, str] = MappingProxyType({})  # diagnostics of ranks without progress
     readings: Sequence[Mapping[str, Any]] = ()  # states of GPUs
@@ -65,8 +65,8 @@ def body_of(
 ) -> bytes:
     """Return the gzip-compressed body of a host's rows, beats and other data.
 
-    Each column has the differences to the value before; rows are sorted by rank, so that these are
-    small.
+    Each column contains differences between successive values; rows are sorted by rank, which makes
+    the differences small.
     """
     steps = sorted(rows, key=lambda row: (row.rank, row.step))
     last = list(beats)
@@ -137,7 +137,7 @@ def files_of(pending: list[Pending]) -> dict[str, str]:
 def unsent(pending: list[Pending], sent: int, beats: list[Beat]) -> list[Pending]:
     """Return the pending data without the first `sent` rows, and with only the given beats.
 
-    Files and readings were sent with the first rows.
+    Files and readings are in the first body, so they are removed once any row was sent.
     """
     remaining = []
     has_files = not sent

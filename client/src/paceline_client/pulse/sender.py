@@ -43,10 +43,10 @@ _BODIES_WITHOUT_STEP: Final = 3
 _HANG_FREQUENCY: Final = 2
 # Age in seconds from which rows are dropped, because the pulse serves detection within seconds.
 MAX_AGE_S: Final = 30.0
-# Maximum of pending rows of a rank, and of a host while the server is unavailable.
+# Maximum number of pending rows: of a rank, and of a host while the server is unavailable.
 _MOST_ROWS_OF_RANK: Final = 8192
 _MOST_ROWS: Final = 1 << 16
-# Maximum of rows in a body: half of the server's limit.
+# Maximum number of rows in a body: half of the server's limit.
 _ROWS_OF_BODY: Final = 1 << 14
 _HOST_TIMEOUT_S: Final = 2.0
 _LISTEN_S: Final = 0.2
@@ -56,7 +56,7 @@ _PHASES: Final = 1 << 16
 # Statuses of an older server without this route, and of a project that disabled the pulse.
 _NO_PULSE: Final = frozenset({404, 405, 409})
 
-# Returns the state of the rank's GPU; None without a new reading.
+# A function that returns the state of the rank's GPU; None if there is no new reading.
 ReadGpu = Callable[[], "dict[str, Any] | None"]
 
 
@@ -148,7 +148,10 @@ class Pulse:
         self._added_s = time.monotonic()
 
     def close(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Send the rest, and whether the rank has `finished`, until monotonic `give_up_at_s`."""
+        """Send the remaining rows, and whether the rank has `finished`; return by `give_up_at_s`.
+
+        `give_up_at_s` is by `time.monotonic`.
+        """
         self.end(give_up_at_s, finished=finished)
         self.wait(give_up_at_s)
 
@@ -159,7 +162,7 @@ class Pulse:
         self._closing.set()
 
     def wait(self, give_up_at_s: float) -> None:
-        """Wait until the rest is sent; see `close`."""
+        """Wait until the remaining rows are sent; see `close`."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, give_up_at_s - time.monotonic()))
 

@@ -54,8 +54,8 @@ _POLL_S: Final = 0.001
 class Costs:
     """Samples of a group's cost functions: (columns, additional seconds of a step)."""
 
-    # Φ1: seconds outside of the slowest rank's own time, by columns of a rank that is faster than
-    # the others.
+    # The paper's Φ1: the seconds of a step in addition to the slowest rank's own time, by the
+    # number of columns that a rank lends while it is ahead of the others.
     communicate: Samples
     extract: Samples  # Ω2: of a rank outside its products, for columns that it leaves out
     lend: Samples = ()  # in addition to Φ1 if the rank that lends is not ahead
@@ -68,7 +68,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The shortest times of a step: outside of the slowest rank's own time, and of its products."""
+    """Shortest times of a step: without the slowest rank's own time, and without products."""
 
     outside_s: float
     rest_s: float
@@ -79,9 +79,9 @@ def pre_test(
 ) -> Costs:
     """Sample the costs of a group without stragglers and without a plan, on all ranks together.
 
-    `tp` has a watch. `step` trains for a step and is called about 90 times; in half of them, ranks
-    leave columns out. If the model must not lose accuracy, it must not update the model, or the
-    model must be loaded afterwards. Each sample takes `steps` steps in each round.
+    The group `tp` has a watch. `step` trains for one step and is called about 90 times; in half of
+    these steps, ranks leave columns out. If that must not change the model, `step` must not update
+    it, or the model must be loaded again afterwards. Each sample takes `steps` steps in each round.
     """
     columns, size = workload.columns, tp.size
     # The other ranks must keep some of their columns.
@@ -201,18 +201,19 @@ class _Row:
 class Controller:
     """Connects a group with the service; call `step` on every rank after each optimizer step.
 
-    The training never waits for the service. If it is unavailable, the plan ends when it expires.
+    The training never waits for the service. If the service is unavailable, the plan ends when it
+    expires.
 
     Parameters
     ----------
     tp : TensorGroup
-        With a watch, whose times are reported.
+        A group with a watch, whose times are reported.
     costs : Costs, optional
-        Of a pre-test; without them, the service assumes that sending is free.
+        Result of `pre_test`; without it, the service assumes that sending is free.
     first_step : int
         Number of the first step, for a resumed job.
     timeout : datetime.timedelta, optional
-        Of the collective between the ranks, if the group's backend is not gloo.
+        Time limit of the collectives of this controller, if the group's backend is not gloo.
     """
 
     def __init__(  # noqa: PLR0913 - the job's parts, and the service's
@@ -285,7 +286,7 @@ class Controller:
         self._step += 1
 
     def close(self) -> None:
-        """End the thread and the plan; call it on all ranks together."""
+        """End the thread and the plan; all ranks call this together."""
         if self._service is not None:
             self._service.close()
         self._workload.apply(None)
@@ -294,7 +295,12 @@ class Controller:
         """Return the values of all ranks, exchanged with an all-gather."""
         measured = self._measured.popleft() if self._measured else StepTime(-1, 0.0, 0.0)
         offer = self._service.offer() if self._service is not None else None
-        body = self._body(offer)
+        body = b""
+        if offer is not None:
+            if self._encoded is None or self._encoded[0] is not offer:
+                document = plan_document(offer, self._peer.attempt)
+                self._encoded = (offer, json.dumps(document).encode())
+            body = self._encoded[1]
         mine = torch.tensor(
             [
                 float(measured.step),
@@ -314,14 +320,6 @@ class Controller:
             _Row(int(step), time_s, matmul_s, computed, *map(int, offer))
             for step, time_s, matmul_s, computed, *offer in rows.tolist()
         ]
-
-    def _body(self, offer: Offer | None) -> bytes:
-        if offer is None:
-            return b""
-        if self._encoded is None or self._encoded[0] is not offer:
-            document = plan_document(offer, self._peer.attempt)
-            self._encoded = (offer, json.dumps(document).encode())
-        return self._encoded[1]
 
     def _decide(self, rows: list[_Row]) -> None:
         """Apply the plan that the first rank offers, or end an expired plan."""

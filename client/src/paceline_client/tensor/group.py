@@ -26,7 +26,8 @@ class Transport(Enum):
 class TensorGroup:
     """The ranks that hold parts of the same layers; by default those of the default group.
 
-    `watch` measures products and waits; `transport` sends columns to the ranks that compute them.
+    `watch` measures the times of products and waits; `transport` selects how columns are sent to
+    the ranks that compute them.
     """
 
     def __init__(

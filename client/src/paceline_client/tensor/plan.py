@@ -1,6 +1,6 @@
 """Plans of a tensor-parallel group, their documents, and their division into a layer's units.
 
-Standard library only, as for all code that reads data of a server.
+Uses the standard library only, like all code that reads data of a server.
 """
 
 from __future__ import annotations
@@ -63,22 +63,20 @@ class Plan:
         _require(self.expires_after_steps > 0, "expires_after_steps", "must be at least 1")
         seen = [share.rank for share in self.ranks]
         _require(len(set(seen)) == len(seen), "ranks", "must contain each rank once")
-        for number, share in enumerate(self.ranks):
-            self._check(share, f"ranks[{number}]")
-
-    def _check(self, share: RankShare, at: str) -> None:
         group = range(self.size)
-        _require(share.rank in group, f"{at}.rank", f"the group has ranks 0 to {self.size - 1}")
-        targets = [rank for rank, _ in share.to]
-        _require(len(set(targets)) == len(targets), f"{at}.to", "must contain each rank once")
-        _require(
-            all(rank in group and rank != share.rank for rank in targets),
-            f"{at}.to",
-            "must contain other ranks of the group",
-        )
-        counts = [share.resized_columns, *(columns for _, columns in share.to)]
-        _require(min(counts) >= 0, at, "columns must not be negative")
-        _require(sum(counts) <= self.columns, at, f"a rank has {self.columns} columns to shed")
+        for number, share in enumerate(self.ranks):
+            at = f"ranks[{number}]"
+            _require(share.rank in group, f"{at}.rank", f"the group has ranks 0 to {self.size - 1}")
+            targets = [rank for rank, _ in share.to]
+            _require(len(set(targets)) == len(targets), f"{at}.to", "must contain each rank once")
+            _require(
+                all(rank in group and rank != share.rank for rank in targets),
+                f"{at}.to",
+                "must contain other ranks of the group",
+            )
+            counts = [share.resized_columns, *(columns for _, columns in share.to)]
+            _require(min(counts) >= 0, at, "columns must not be negative")
+            _require(sum(counts) <= self.columns, at, f"a rank has {self.columns} columns to shed")
 
     @property
     def sheds(self) -> bool:

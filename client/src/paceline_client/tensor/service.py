@@ -70,8 +70,9 @@ class _RefusedError(ValueError):
 class Service:
     """The thread that communicates with the service about a group.
 
-    Plans for another group `size` are refused. `timeout_s` is that of a request, `longest_wait_s`
-    the longest wait between two attempts while the service does not answer.
+    Plans for a group of another size than `size` are refused. `timeout_s` is the time limit of a
+    request, `longest_wait_s` the longest wait between two attempts while the service does not
+    answer.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class Kind(Enum):
 class Imputation(Enum):
     """The gradients used for columns that were left out (the paper's section III-A).
 
-    With `ZERO`, their weights do not change; `SAME` uses those of the last backward, of which it
-    keeps a copy; `AVERAGE` uses the mean over the computed columns.
+    With `ZERO`, the weights of these columns do not change; `SAME` uses their gradients of the last
+    backward pass, of which it keeps a copy; `AVERAGE` uses the mean over the computed columns.
     """
 
     ZERO = "zero"
@@ -125,7 +125,7 @@ def restore(
 ) -> torch.Tensor:
     """Return a gradient of all columns from the computed `parts`, this rank's own part first.
 
-    `matrix` is the name of the gradient, to find its last value.
+    `matrix` is the name of the gradient, under which its last value is stored.
     """
     _, own = parts[0]
     full = own.new_zeros(own.shape[0], shed.kept.total)

@@ -55,9 +55,9 @@ class _Tracked:
 class Selector:
     """Chooses the units to leave out, from their changes if the selection depends on them.
 
-    `sites` have the same names on all ranks. `seed` is that of random choices, also between units
-    of equal change. `PRIORITY` and `PRIORITY_BY_LAYER` keep a copy of the weights, compared once
-    per epoch; before the first comparison they choose at random.
+    `sites` have the same names on all ranks. `seed` is the seed of random choices, also between
+    units of equal change. `PRIORITY` and `PRIORITY_BY_LAYER` keep a copy of the weights, compared
+    once per epoch; before the first comparison they choose at random.
     """
 
     def __init__(self, sites: dict[str, Site], selection: Selection, seed: int = 0) -> None:
@@ -72,7 +72,7 @@ class Selector:
         """Measure how much the weights have changed since the beginning of the epoch.
 
         Units that were left out keep their earlier variation: their weights did not change because
-        of that, and they would never be computed again.
+        they were left out, and with a variation of zero they would never be computed again.
         """
         if self._selection is Selection.RANDOM:
             return
@@ -93,7 +93,8 @@ class Selector:
     def counts(self, wanted: dict[str, int], most: dict[str, int]) -> dict[str, int]:
         """Return the number of units that each site leaves out.
 
-        `wanted` are the numbers of the plan, `most` those from which a site can choose.
+        `wanted` is the number of the plan for each site, `most` the number from which the site can
+        choose.
         """
         variations = {
             name: variation
@@ -156,9 +157,10 @@ def project(
     low: float,
     high: dict[str, float],
 ) -> dict[str, float]:
-    """Return the nearest ratios with weighted mean `mean`, each within its bounds.
+    """Return the nearest ratios with weighted mean `mean`, each between `low` and its `high`.
 
-    `low` is at most `mean`. If the bounds `high` do not allow the mean, all of them are reached.
+    `low` is at most `mean`. If the upper bounds do not allow the mean, each ratio is its upper
+    bound.
     """
 
     def shifted(by: float) -> dict[str, float]:
@@ -265,16 +267,16 @@ class Workload:
     Parameters
     ----------
     model : torch.nn.Module
-        With layers and pairs of this package, or adapted ones.
+        A model with layers and pairs of this package, or adapted ones.
     optimizer : torch.optim.Optimizer, optional
-        Of the model; without it, pruned weights are not restored after its steps, and no optimizer
-        state moves.
+        The optimizer of the model; without it, pruned weights are not restored after its steps, and
+        no optimizer state moves.
     granularity : Granularity
-        For all methods but sticky migration, which moves hidden units.
+        Unit of all methods but sticky migration, which always moves hidden units.
     imputation : Imputation
-        Other than `ZERO` for columns only.
+        Gradients of columns that were left out; values other than `ZERO` are for columns only.
     seed : int
-        Of random choices.
+        Seed of random choices.
     """
 
     def __init__(  # noqa: PLR0913 - the model and how to prune it
@@ -352,7 +354,8 @@ class Workload:
             computed += site.work * (kept + borrowed) / site.units
         for placement in self._placements.values():
             held = len(placement.table[self._tp.rank])
-            # Added to the work of columns, none of which are given up while units have moved.
+            # Moved units are added to the work of columns: no columns are given up while units have
+            # moved.
             computed += placement.site.work * (held / placement.site.units - 1)
         return computed / whole
 
@@ -420,7 +423,7 @@ class Workload:
         return rows
 
     def apply(self, plan: Plan | None) -> None:
-        """Apply a plan or None between two steps; call it on all ranks together."""
+        """Apply a plan between two steps, or end it with None; all ranks call this together."""
         if plan is not None and not plan.sheds:
             plan = None
         moves = plan is not None and plan.method is Method.STICKY
@@ -467,17 +470,14 @@ class Workload:
             for site in self._sites.values():
                 site.shed = None
         else:
-            self._shed_by(plan)
+            divisions = {name: divide(plan, site.units) for name, site in self._sites.items()}
+            rank = self._tp.rank
+            wanted = {name: division.resized[rank] for name, division in divisions.items()}
+            most = {name: division.own(rank) for name, division in divisions.items()}
+            counts = self._selector.counts(wanted, most)
+            for name, site in self._sites.items():
+                site.shed = self._shed(name, site, divisions[name], counts[name])
         self._share = self._computed()
-
-    def _shed_by(self, plan: Plan) -> None:
-        divisions = {name: divide(plan, site.units) for name, site in self._sites.items()}
-        rank = self._tp.rank
-        wanted = {name: division.resized[rank] for name, division in divisions.items()}
-        most = {name: division.own(rank) for name, division in divisions.items()}
-        counts = self._selector.counts(wanted, most)
-        for name, site in self._sites.items():
-            site.shed = self._shed(name, site, divisions[name], counts[name])
 
     def _shed(self, name: str, site: Site, division: Division, count: int) -> Shed | None:
         own = division.own(self._tp.rank)

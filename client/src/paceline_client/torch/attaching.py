@@ -32,7 +32,7 @@ from paceline_client.torch.layout import (
 from paceline_client.torch.monitor import Monitor
 from paceline_client.torch.pulse import RankPulse, RecordWhen
 from paceline_client.torch.sessions import Sampling, Sender, seconds
-from paceline_client.torch.tap import SHARED, Tap, Timeline
+from paceline_client.torch.tap import SHARED, Tap
 from paceline_client.torch.timelines import DeviceTimeline, HostTimeline
 from paceline_client.version import VERSION
 
@@ -93,33 +93,34 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     model : torch.nn.Module or list of them, optional
         This rank's part of the model, for DDP, FSDP2, loops without a pipeline, and its layers.
     schedule, optional
-        Of `torch.distributed.pipelining`.
+        A schedule of `torch.distributed.pipelining`.
     mesh : DeviceMesh, optional
-        Of all ranks, with names of its dimensions.
+        The mesh of all ranks, with names of its dimensions.
     megatron_config, optional
         Megatron-Core's configuration of the model, after `initialize_model_parallel`.
     layout : Layout, optional
-        Instead of that of schedule, mesh or Megatron.
+        The layout, if it is not that of schedule, mesh or Megatron-Core.
     groups : mapping, optional
         Process groups of ranks that share experts (``"ep"``) or sequences (``"cp"``), if neither
         mesh nor Megatron contains them.
     every : str or float or None
         Time between two sessions: ``"30min"``, or seconds. None records on request only.
     steps, warmup : int
-        Steps of a session; steps before it in which hooks run and operations are discarded.
+        Number of steps of a session, and of the steps before it in which the hooks run and their
+        operations are discarded.
     window : str or float or None
-        The longest time of a periodic session: fewer steps are recorded if they are slow, at least
-        five. None for no limit.
+        Maximum duration of a periodic session: slow jobs record fewer steps, at least five. None
+        for no limit.
     first_step : int
         Number of the current step, for a job resumed from a checkpoint.
     level : {"compute", "p2p", "all"}
-        Computations; also transfers and data-parallel collectives; also tensor-, context- and
-        expert-parallel collectives.
+        What is recorded. ``compute``: computations; ``p2p``: also transfers and data-parallel
+        collectives; ``all``: also tensor-, context- and expert-parallel collectives.
     pulse : bool
         Whether a few numbers of each step are sent all the time, every ``PACELINE_PULSE_S`` seconds
         (5), by which the server detects a slow rank within seconds.
     record : {"auto", "ask"} or RecordBudget
-        Whether the server may request a session when it detects something: within the default
+        Whether the server may request a session when it detects a problem: within the default
         budget (2 % of the steps, one an hour), not at all, or within another budget.
     stacks : bool
         Whether ranks report their stack while no step ends: functions, files and lines of the
@@ -127,23 +128,23 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}, optional
-        Whether each rank sends its share, or the first rank of each host all shares of the host.
-        By default the latter from 16 ranks on, if the launcher sets ``LOCAL_RANK`` and
+        Whether each rank sends its share, or the first rank of each host all shares of the host. By
+        default the latter from 16 ranks on, if the launcher sets ``LOCAL_RANK`` and
         ``LOCAL_WORLD_SIZE``.
     layers : sequence of int, optional
-        Layers of each pipeline stage, if they cannot be counted.
+        Number of layers of each pipeline stage, if they cannot be counted.
     labels : mapping, optional
-        Such as team, model and importance; they replace those of the scheduler: owner, account and
-        partition of Slurm, the namespace of Kubernetes.
+        Labels of the job, such as team, model and importance; they replace those of the scheduler:
+        owner, account and partition of Slurm, the namespace of Kubernetes.
     links : mapping, optional
         Links for the job's page, such as its run at W&B or its logs: URLs by their names.
     spool : path, optional
         Folder for shares that cannot be sent now; by default ``PACELINE_SPOOL``, else a temporary
         folder.
     buffer_operations : int
-        The most operations in memory.
+        Maximum number of operations in memory.
     retry : RetryPolicy, optional
-        How long to try to send before a share is left in the spool.
+        How long sending is tried before a share is left in the spool.
 
     Examples
     --------
@@ -152,7 +153,8 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     ...     train(batch)
     ...     monitor.step()
     """
-    tap = Tap(_timeline())
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    tap = Tap(DeviceTimeline(torch.cuda) if on_gpu else HostTimeline())
     tap.step = first_step
     monitor = Monitor(tap)
     try:
@@ -211,16 +213,11 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     return monitor
 
 
-def _timeline() -> Timeline:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return DeviceTimeline(torch.cuda)
-    return HostTimeline()
-
-
 def _new_run() -> str:
-    """Return a run for this call of `attach` as JSON; all ranks use rank 0's run.
+    """Return a new run as JSON; all ranks use the run of rank 0.
 
-    The launcher's run is not enough: a process may attach several times.
+    The run of the launcher does not identify a call of `attach`, because a process may attach
+    several times.
     """
     return json.dumps(run_from_environment(once=True).document())
 
@@ -269,8 +266,8 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
         },
     }
     if job.megatron_config is None:
-        # Inside computations only the waits for collectives are recorded, but Megatron-Core's
-        # collectives as a whole.
+        # The client's hooks record only the waits for collectives inside computations; Megatron-
+        # Core's timers record the whole collectives.
         meta["recorded_by"]["inside"] = "waits"
     if layout.ep > 1:
         meta["ep"] = layout.ep

@@ -60,8 +60,8 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a mesh, a pipeline schedule or Megatron's parallel state.
 
-    Without any of them, all ranks are data-parallel. Raises `LayoutError` if the layout is not one
-    of all ranks.
+    Without any of them, all ranks are data-parallel. Raises `LayoutError` if the layout does not
+    contain all ranks.
     """
     layout = _of_megatron() if megatron else _of_torch(rank, world, mesh, schedule)
     if layout.world != world:
@@ -141,7 +141,10 @@ def _of_mesh(mesh: Any) -> dict[str, int]:
 
 
 def _of_pipeline(stage: Any, rank: int, world: int, *, has_dp: bool) -> dict[str, int]:
-    """Return the position in the pipeline; without `has_dp`, also the pipeline's own position."""
+    """Return the rank's position in its pipeline.
+
+    Without `has_dp`, also the number of pipelines and the position of this one among them.
+    """
     import torch.distributed as dist  # noqa: PLC0415 - available then
 
     group = stage.group or dist.group.WORLD
@@ -244,8 +247,8 @@ def find_groups(
 def with_experts(layout: Layout, given: Mapping[str, Any] | None) -> Layout:
     """Return the layout with the size of the given expert-parallel group.
 
-    Only if all ranks are data-parallel: their numbers then show whether the group's ranks are
-    consecutive. Otherwise `Layout` has to contain it.
+    The size is taken from the group only if all ranks are data-parallel: their numbers then show
+    whether the group's ranks are consecutive. Otherwise `Layout` has to contain it.
     """
     group = (given or {}).get(EXPERT)
     if group is None or layout.ep > 1 or layout.world != layout.dp:

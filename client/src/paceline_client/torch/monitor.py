@@ -205,8 +205,8 @@ class Monitor:
             return
         _OPEN.discard(self)
         if self._agreement is not None:
-            # Closed even if recording has ended early, because its threads must end before the
-            # interpreter.
+            # The agreement is closed even if recording has ended early: its threads must end before
+            # the interpreter.
             self._agreement.close()
         if self._broken:
             return
@@ -224,8 +224,12 @@ class Monitor:
             self._wait_for_threads(give_up_at)
             if self._relay is not None:
                 self._relay.finish(self._recorded, give_up_at)
-            if self._sender is not None and self._is_last(self._sender) and not _failing():
-                self._finish_job(self._sender, give_up_at)
+            # A job ends with its last monitor in this process.
+            senders = [other._sender for other in _OPEN if not other._broken]
+            pages = {other.page for other in senders if other is not None}
+            sender = self._sender if self._decides else None
+            if sender is not None and sender.page not in pages and not _failing():
+                self._finish_job(sender, give_up_at)
         except Exception as error:  # noqa: BLE001 - a process that ends
             _log.warning("closing: %r", error)
 
@@ -238,12 +242,6 @@ class Monitor:
                 session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
         if self._pulse is not None:
             self._pulse.wait(give_up_at)
-
-    def _is_last(self, sender: Sender) -> bool:
-        """Return whether this is rank 0 and no other monitor of the process records the job."""
-        senders = [other._sender for other in _OPEN if not other._broken]
-        pages = {other.page for other in senders if other is not None}
-        return self._decides and sender.page not in pages
 
     def _finish_job(self, sender: Sender, give_up_at: float) -> None:
         timeout_s = max(_LEAST_WAIT_S, give_up_at - time.monotonic())
@@ -302,7 +300,7 @@ class Monitor:
     def _end(self, before: int | None = None) -> None:
         session, self._session = self._session, None
         if session is None or self._window == session.window:
-            # Otherwise this rank is behind, and has already received the next window.
+            # If the windows differ, this rank is behind, and has already received the next window.
             self._window = None
         self._tap.sink = None
         self._switch_off()
@@ -337,7 +335,7 @@ class Monitor:
             undo()
 
     def _record_on_request(self, steps: int) -> bool:
-        """Request a session for the server, on the pulse's thread; return whether accepted."""
+        """Accept the server's request of a session, on the pulse's thread; False if refused."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False

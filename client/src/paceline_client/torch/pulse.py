@@ -43,8 +43,8 @@ _FEW_ENTRIES: Final = 16
 class StepRows:
     """The tap's sink for the pulse, which sums the operations of each step to one row.
 
-    Takes operations inside of a computation before the computation itself. All calls are on one
-    thread: that of the training on CPUs, the one that reads events on GPUs.
+    Operations inside a computation have to be added before the computation itself. All calls are on
+    one thread: the training's thread on CPUs, the thread that reads events on GPUs.
     """
 
     def __init__(self, rank: int, layout: Layout, add: Callable[[Row], None]) -> None:
@@ -53,7 +53,8 @@ class StepRows:
         self._clear()
 
     def _clear(self) -> None:
-        # Computations by type: number measured, their duration, and that of waits inside of them.
+        # Computations by type: number measured, their duration, and the duration of waits inside
+        # them.
         self._computed: dict[str, list[int]] = {}
         self._inside_ns = 0  # waits inside of the computation that has not ended
         self._compiled_ns = 0  # compilations inside of the computation that has not ended
@@ -189,8 +190,8 @@ def training_stack(thread: int) -> bytes:
 def pending_collectives() -> bytes | None:
     """Return the pending collectives in PyTorch's flight recorder as JSON; None without one.
 
-    The recorder is that of NCCL or of another backend. Completed entries are kept one for each
-    group: only entries have the name of the group whose sequence numbers the recorder has.
+    The recorder is that of NCCL or of another backend. One completed entry of each group is kept,
+    because the recorder lists sequence numbers by group, and only entries have the group's name.
     """
     c10d = torch._C._distributed_c10d
     dump = getattr(c10d, "_dump_nccl_trace_json", None) if torch.cuda.is_available() else None
@@ -267,7 +268,7 @@ class RankPulse:
         return self._pulse.counts
 
     def start(self, record: Callable[[int], bool]) -> None:
-        """Start; `record` is called on another thread with the steps of a requested session."""
+        """Start the pulse; its thread calls `record` with the steps of a requested session."""
         self._record = record
         self._tap.pulse = self._rows
         self._pulse.start()
@@ -293,12 +294,12 @@ class RankPulse:
             tap.timeline.begin()
 
     def end(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Begin to send the rest, and whether the job has `finished`; returns at once."""
+        """Begin to send the remaining rows, and whether the job has `finished`; returns at once."""
         self._tap.pulse = None
         self._pulse.end(give_up_at_s, finished=finished)
 
     def wait(self, give_up_at_s: float) -> None:
-        """Wait until the rest is sent."""
+        """Wait until the remaining rows are sent."""
         self._pulse.wait(give_up_at_s)
 
     def forked(self) -> None:

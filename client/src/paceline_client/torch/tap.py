@@ -82,7 +82,7 @@ class Timeline(Protocol):
 
 
 class Tap:
-    """The switch that all hooks check first, and the state of the current step."""
+    """The state that all hooks share: whether they record, and the current step and operation."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.on = False  # if not, hooks call the original function only
@@ -101,7 +101,7 @@ class Tap:
         # The sink for the pulse, which gets operations between sessions as well
         self.pulse: PulseSink | None = None
         self.aside = 0  # above 0, the running code is no part of a step
-        # Number of tokens of this rank in the step, as far as hooks know it
+        # Number of tokens of this rank in the step, if hooks can count them
         self.tokens = 0
         # Operations whose types have these prefixes are sent to the pulse only
         self.hidden: tuple[str, ...] = ()

@@ -33,8 +33,8 @@ class HostTimeline:
     """The timeline of a job on CPUs, whose marks are readings of the monotonic clock.
 
     Threads wait for asynchronous work. Before Python 3.14, an interpreter that ends while a thread
-    is inside PyTorch's `wait` ends with SIGABRT as soon as that returns; so the work that is still
-    awaited when the process ends is ended.
+    is inside PyTorch's `wait` ends with SIGABRT as soon as that returns; so work that a thread
+    still waits for when the process ends is given a timeout.
     """
 
     name = "host"

@@ -1,4 +1,4 @@
-"""What tests ask of the routes of alerts again and again."""
+"""Requests to the routes of alerts that several tests send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server whose alerts a test moves, and a receiver of them."""
+"""A server whose alerts are driven by tests, and a receiver for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incidents, as assistants read and acknowledge them."""
+"""Incidents, read and acknowledged by assistants."""
 
 from __future__ import annotations
 

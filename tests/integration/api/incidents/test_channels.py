@@ -1,4 +1,4 @@
-"""Channels: added, changed and tried; their secrets stay inside."""
+"""Channels: added, changed and tested, without revealing their secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries: from a session that is sent to what a receiver hears, and once more."""
+"""Deliveries: from a sent session to the receiver's request, and a repetition by hand."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_an_acknowledgement_and_an_end_are_taken_back(
     ]  # fmt: skip
     assert events[-1][1] == "not yet"
 
-    # The same again is another incident, and the first one stays over.
+    # A later problem of the same kind is another incident, and the first one stays resolved.
     served.client.post(f"{path}/resolve", json=PERSON)
     alerting.slow("a")
     refused = served.client.post(f"{path}/reopen", json=PERSON)

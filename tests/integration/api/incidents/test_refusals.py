@@ -1,4 +1,4 @@
-"""What is refused of channels, rules and incidents alike."""
+"""Requests that the routes of channels, rules and incidents refuse."""
 
 from __future__ import annotations
 

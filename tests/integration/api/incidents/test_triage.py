@@ -1,4 +1,4 @@
-"""Many incidents at once, whose they are, and what is said of them."""
+"""Many incidents in one request, their assignees and their comments."""
 
 from __future__ import annotations
 

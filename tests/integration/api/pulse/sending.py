@@ -1,4 +1,4 @@
-"""A synthetic job whose hosts send their pulse now."""
+"""A synthetic job whose hosts send their pulse with current times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS_A_BODY = 10
 
 
 def slow_job(dials: PulseDials = DIALS) -> tuple[PulseJob, PulseTruth]:
-    """Return a job that began before as long as it lasts, and of which a rank gets slow."""
+    """Return a job that began as long ago as it lasts, in which a rank becomes slow."""
     rng = stream(7, "a job", "rank")
     job = PulseJob.healthy(dials, rng)
     job.start_ns = time.time_ns() - int(dials.steps * dials.step_s * 1.5e9)
@@ -29,7 +29,7 @@ def slow_job(dials: PulseDials = DIALS) -> tuple[PulseJob, PulseTruth]:
 
 
 def slow_for(steps: slice, dials: PulseDials = DIALS, factor: float = 1.5) -> PulseJob:
-    """Return a job of which rank 13 is slow in some steps."""
+    """Return a job in which rank 13 is slow in some steps."""
     rng = stream(7, "a job", "rank")
     job = PulseJob.healthy(dials, rng)
     job.start_ns = time.time_ns() - int(dials.steps * dials.step_s * 1.5e9)
@@ -38,7 +38,7 @@ def slow_for(steps: slice, dials: PulseDials = DIALS, factor: float = 1.5) -> Pu
 
 
 def bodies(job: PulseJob, each: int = STEPS_A_BODY) -> Iterator[bytes]:
-    """Yield what its hosts send, a body every few steps."""
+    """Yield the bodies of the job's hosts, each with a few steps."""
     rows = job.rows()
     hosts = np.array([job.hosts[rank] for rank in rows.rank.tolist()])
     for first in range(0, job.dials.steps, each):
@@ -48,12 +48,12 @@ def bodies(job: PulseJob, each: int = STEPS_A_BODY) -> Iterator[bytes]:
 
 
 def detected(rows: Pulses, hosts: dict[int, str]) -> tuple[Notice, ...]:
-    """Return what the detector finds in all rows at once."""
+    """Return the notices of the detector for all rows at once."""
     detector, record = Detector(hosts=hosts), Record()
     record.take(detector.advance(rows))
     return record.listed
 
 
 def shifted(rows: Pulses, by_ns: int) -> Pulses:
-    """Return rows of another time."""
+    """Return the rows with shifted times."""
     return replace(rows, time_ns=rows.time_ns + by_ns)

@@ -1,4 +1,4 @@
-"""What is kept of pulses: blocks, minutes and hours, each once; read, exported, switched off."""
+"""Stored pulses: blocks, minutes and hours, each once; read, exported, switched off."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_step_is_kept_once_and_exported_as_it_was_sent(
 
     rows = job.rows()
     back = exported(installation, tmp_path / "pulse.parquet")
-    # The last steps wait for no one: all ranks sent them.
+    # The last steps are stored without a delay, because all ranks have sent them.
     assert len(back) == len(rows)
     for name in ("step", "rank", "dp_rank", "pp_rank", "time_ns", "compute_ns", "tokens"):
         np.testing.assert_array_equal(
@@ -84,7 +84,7 @@ def test_each_step_is_kept_once_and_exported_as_it_was_sent(
     assert spans[-1]["slowest"][0]["rank"] == truth.ranks[0]
     assert spans[-1]["slowest"][0]["host"] == job.hosts[truth.ranks[0]]
     assert spans[-1]["slowest"][0]["ratio"] == pytest.approx(1.5, rel=0.1)
-    # The last minute may have just begun.
+    # Per step, because the last minute may have just begun.
     lost_in_a_step = [one["lost_gpu_s"] / one["steps"] for one in spans]
     assert lost_in_a_step[-1] > lost_in_a_step[0]
     step_s = np.median(rows.step_ns) / 1e9
@@ -219,7 +219,7 @@ def test_pulses_out_of_order_come_to_the_same(installation: Installation) -> Non
 def test_bodies_that_hold_many_seconds_come_one_after_the_other_and_none_is_late(
     installation: Installation,
 ) -> None:
-    """As after a server was away: the steps of one host are known before those of the other."""
+    """After an outage of the server, one host's steps arrive before those of the other host."""
     job, truth = slow_job()
     sent = list(bodies(job))
     for first in range(0, len(sent), 6):
@@ -234,7 +234,7 @@ def test_bodies_that_hold_many_seconds_come_one_after_the_other_and_none_is_late
 def test_ranks_that_the_job_does_not_have_are_counted_and_change_nothing(
     installation: Installation,
 ) -> None:
-    """The job is known by a session; a sender that says a larger world, as it grew, is believed."""
+    """The job's size is known from a session; a sender may announce a larger one."""
     job, truth = slow_job()
     model = JobModel(Sizes(dp=8, pp=2), microbatches=2, steps=3)
     store(installation.container, synthesize(model, seed=1).trace, job="llm")
@@ -253,7 +253,7 @@ def test_ranks_that_the_job_does_not_have_are_counted_and_change_nothing(
     assert [one["ranks"] for one in noticed(installation)["notices"]] == [list(truth.ranks)]
     head = json.loads(installation.client.get(f"{JOB}/map").content.partition(b"\n")[0])
     assert head["ranks"] == list(range(16))
-    # Where they are, each with its stage.
+    # Each rank's host and stage.
     assert [head["hosts"][at] for at in head["host_of"]] == [job.hosts[rank] for rank in range(16)]
     first = rows.take(rows.step == 0)
     stages = dict(zip(first.rank.tolist(), first.pp_rank.tolist(), strict=True))

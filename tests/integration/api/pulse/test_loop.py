@@ -1,4 +1,4 @@
-"""A notice asks for a session, which confirms it, explains it or clears it; its end ends it."""
+"""A notice requests a session, which confirms, explains or clears it; the incident then ends."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 NOW = timedelta(0)
 SENT = "/api/v1/jobs/llm/attempts/1/pulse"
-# Steps in which rank 13 is slow, and after which all of it was noticed, and is over again.
+# The steps in which rank 13 is slow, the step by which it is noticed, and that by which it has
+# ended.
 SLOW, NOTICED, OVER = slice(100, 160), 140, 200
 
 
 class Job:
-    """A job of two hosts that sends its pulse, a body a host every few steps."""
+    """A job of two hosts that sends its pulse, a body of a few steps for each host."""
 
     def __init__(
         self, installation: Installation, slow: slice = SLOW, each: int = STEPS_A_BODY
@@ -51,7 +52,7 @@ class Job:
         self.asked: list[tuple[int, dict[str, Any]]] = []
 
     def send(self, until: int) -> None:
-        """Send bodies up to a step, as a worker takes them."""
+        """Send and process the bodies up to a step."""
         while self.step < until:
             for host in range(2):
                 answer = self.installation.client.post(SENT, content=next(self._bodies))
@@ -63,7 +64,7 @@ class Job:
                 pass
 
     def record(self, trace: Trace) -> None:
-        """Send a session, and analyze it."""
+        """Send and analyze a session."""
         container = self.installation.container
         stored = store(container, trace, job="llm")
         assert execute(container, LeaseKeeper(container), stored.run)
@@ -82,7 +83,7 @@ def incidents(installation: Installation) -> list[dict[str, Any]]:
 
 
 def look(installation: Installation, statement: str = "SELECT 1") -> None:
-    """Let the sweeper look at every job, after something was changed."""
+    """Run the sweeper over all jobs."""
     container = installation.container
     with container.engine.begin() as connection:
         connection.execute(text(statement))
@@ -99,7 +100,7 @@ def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
     (incident,) = incidents(installation)
     assert (incident["cause"], incident["where"]) == ("slow_rank", "node-001")
     assert (incident["state"], incident["fired_at"]) == ("pending", None)
-    # Once, and to the host of rank 0 alone.
+    # The request is sent once, to the host of rank 0 only.
     ((host, record),) = job.asked
     assert (host, record["steps"], record["by"]) == (0, 50, "notice")
     assert "ank 13" in record["reason"]
@@ -123,18 +124,18 @@ def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
     assert incident["state"] == "resolved"
     assert "predicted \N{MINUS SIGN}" in incident["why_resolved"]
     notice = incident["notice"]
-    # 60 steps of 16 ranks, each a third of a second longer.
+    # 60 steps of 16 ranks, each 0.36 s longer.
     assert notice["gpu_hours"] == pytest.approx(60 * 16 * 0.36 / 3600, rel=0.15)
     assert notice["after_s"] == pytest.approx(notice["baseline_s"], rel=0.02)
     assert notice["step_s"] == pytest.approx(notice["baseline_s"] * 1.4, rel=0.05)
-    # The session with it is not told again as another incident.
+    # The session that confirms the notice makes no second incident.
     look(installation)
     assert len(incidents(installation)) == 1
     assert [found for _, found in job.asked] == [record]
 
 
 def test_what_its_end_brought_is_said_with_it(installation: Installation) -> None:
-    """Bodies are of a few steps: fewer ended since it was over than say anything."""
+    """The step time after the end is still unknown: too few steps have ended since."""
     job = Job(installation, each=3)
     job.send(NOTICED)
     look(installation, "UPDATE pulse_notice SET fires_at = now()")
@@ -169,7 +170,7 @@ def test_a_session_without_it_clears_a_notice_and_no_channel_hears_of_it(
     )
     (notice,) = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()["notices"]
     assert (notice["outcome"], notice["cleared_at"]) == ("cleared", None)
-    # Over, and never told.
+    # The notice ended before any message was sent.
     assert incidents(installation) == []
     job.send(OVER)
     assert incidents(installation) == []
@@ -254,7 +255,7 @@ def test_a_worker_killed_where_it_opens_the_incident_loses_and_doubles_nothing(
     }
     engine = installation.container.engine
     with engine.begin() as connection:
-        # Notices, request and rule are written, then it waits here.
+        # The worker has written notices, request and rule when it waits for this lock.
         connection.execute(text("LOCK TABLE alert_incident IN EXCLUSIVE MODE"))
         with subprocess.Popen([sys.executable, "-c", WORK], env=environment) as worker:  # noqa: S603
 

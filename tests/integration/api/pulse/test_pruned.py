@@ -1,4 +1,4 @@
-"""States of attempts that ended and requests of long ago go; what was noticed stays."""
+"""States of ended attempts and old requests are deleted; notices stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def send(installation: Installation, content: bytes, attempt: int) -> None:
 
 
 def kept(installation: Installation) -> dict[int, bool]:
-    """Return the attempts, and whether the state of each is kept."""
+    """Return the attempts, each with whether its state is stored."""
     sweep(installation.container)
     with installation.container.engine.connect() as connection:
         rows = connection.execute(
@@ -84,10 +84,10 @@ def test_the_state_of_an_attempt_goes_when_another_has_followed_or_it_is_silent(
     after = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()
     assert [one["ranks"] for one in after["notices"]] == [noticed["notices"][0]["ranks"]]
     assert after["notices"][0]["cleared_at"] is not None
-    # It had not fired.
+    # The pending incident had not fired, so it is deleted.
     assert incidents(installation) == []
 
-    # What comes too late all the same begins anew, with a number of its own.
+    # Late bodies of the attempt start a new detection, with new numbers of notices.
     for content in bodies(job):
         send(installation, content, 1)
     assert kept(installation)[1]

@@ -1,4 +1,4 @@
-"""Pulses that are sent are watched: slow ranks become notices, whatever else comes."""
+"""The detection of slow ranks in sent pulses, in spite of invalid and late bodies."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_the_gpu_of_a_slow_rank_says_is_told_with_its_notice(
     )
     for page in ("/jobs/llm", f"/hosts/{job.hosts[slow]}"):
         assert "runs at 1,230 MHz" in installation.client.get(page).text, page
-    # Readings that are none cost the body, not those after it.
+    # An invalid reading costs its body, but not the following bodies.
     before = noticed(installation)["counts"]
     wrong: list[dict[str, Any]] = [{"clock_mhz": -1}, {"clock_mhz": 1.5}, {"xids": [0] * 17}]
     for one in wrong:
@@ -217,7 +217,7 @@ def test_a_worker_killed_while_it_writes_leaves_no_notice_lost_or_doubled(
         "PACELINE_DATA_DIR": str(settings.data_dir),
     }
     with installation.container.engine.begin() as connection:
-        # The state is written in its transaction, then it waits for this body.
+        # The worker has written the state in its transaction when it waits for this body's row.
         connection.execute(text("SELECT id FROM inbox ORDER BY id DESC LIMIT 1 FOR UPDATE"))
         with subprocess.Popen([sys.executable, "-c", WORK], env=environment) as worker:  # noqa: S603
 
@@ -238,7 +238,7 @@ def test_a_worker_killed_while_it_writes_leaves_no_notice_lost_or_doubled(
     wait_for(lambda: installation.rows()["inbox"] == waiting, "what is as it was")
     assert advance_pulses(installation.container, NOW) == 0, "its lease is not over"
     end_lease(installation)
-    # Whatever killed it may be the first body: it is tried alone.
+    # The first body may have killed the worker, so it is processed alone.
     assert advance_pulses(installation.container, NOW) == 1
     take_all(installation)
     found = noticed(installation)

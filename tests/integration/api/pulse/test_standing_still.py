@@ -1,4 +1,4 @@
-"""A job whose steps no longer end is asked what its ranks are in, and the verdict is kept."""
+"""A job whose steps no longer end is asked for its ranks' stacks, and gets a stored verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORLD = [(0, 1, 2, 3)]
 
 
 class Job:
-    """A job of four ranks of which one stands still, and that sends what is asked for."""
+    """A job of four ranks, one of which hangs, that sends the requested diagnostics."""
 
     def __init__(self, installation: Installation, *, gone: bool = False) -> None:
         self.installation = installation
@@ -44,7 +44,7 @@ class Job:
         self.dumps = Hanging(4, [WORLD] * 3, host_stops={self.culprit: 1}).dumps()
 
     def send(self, rows: Pulses, files: Mapping[str, bytes] | None = None) -> dict[str, Any]:
-        """Send rows of all hosts, as a worker takes them; return the last answer."""
+        """Send and process rows of all hosts; return the last answer."""
         body = json.loads(write_pulse(rows, self.hosts[0]))
         body["files"] = {name: text.decode() for name, text in (files or {}).items()}
         answer = self.installation.client.post(SENT, json=body)
@@ -56,11 +56,11 @@ class Job:
 
     @property
     def last_beats(self) -> Pulses:
-        """The last row of each rank that still sends."""
+        """Return the last row of each rank that still sends."""
         return self.rows.take(self.rows.time_ns > self.rows.time_ns.max() - 6 * 10**9)
 
     def files(self) -> dict[str, bytes]:
-        """What each rank says of itself; of one that says nothing, what its host does."""
+        """Return the diagnostics of each rank, and the process state of a silent rank."""
         waits = stack_dump(("all_reduce", "torch/distributed/distributed_c10d.py", 3012))
         loads = stack_dump(("__next__", "data/packing.py", 212))
         told = {}
@@ -125,7 +125,7 @@ def test_a_job_that_is_only_slow_has_no_culprit_though_its_ranks_speak_of_differ
     job = Job(installation)
     job.send(job.rows)
     assert job.incidents() != []
-    # No step ends, but each rank begins one operation after the other.
+    # No step ends, but each rank continues to begin operations.
     beats = job.last_beats
     job.send(replace(beats, since_ns=beats.time_ns - 10**9), job.files())
     assert job.hangs() == []
@@ -147,7 +147,7 @@ def test_files_of_a_job_that_goes_on_are_dropped_and_rubbish_is_counted(
     counts = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()["counts"]
     assert counts["hang.invalid_dump"] == counts["hang.invalid_process"] == 1
     assert counts["hang.no_rank"] == counts["hang.unknown_file"] == 1
-    # together they are of no job
+    # Two files of one rank contradict each other, so they are no hang.
     twice = {"stack_1": stack_dump(("a", "b.py", 1)), "stack_01": stack_dump(("a", "b.py", 1))}
     job.send(job.last_beats, twice)
     assert len(job.hangs()) == 1

@@ -1,4 +1,4 @@
-"""Bodies of pulses that come at the same time are stored with one transaction."""
+"""Bodies of pulses that arrive at the same time are stored in one transaction."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_each_of_many_senders_is_answered_for_itself(installation: Installation)
     (first, *_) = bodies(slow_job()[0])
 
     def one(number: int) -> int:
-        # Every fifth sends nothing, and every job is new to someone.
+        # Every fifth body is empty, and each job is new to one of the requests.
         return send(installation, b"" if number % 5 == 0 else first, f"job-{number % 3}")
 
     with ThreadPoolExecutor(16) as senders:

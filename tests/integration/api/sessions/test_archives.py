@@ -30,7 +30,7 @@ def recordings() -> list[Entry]:
 
 
 def report_of(installation: Installation, session: str) -> dict[str, Any]:
-    """Analyze what was sent and return its report."""
+    """Analyze a sent session and return its report."""
     installation.analyze_all()
     report: dict[str, Any] = installation.client.get(f"/api/v1/sessions/{session}/report").json()
     return report
@@ -171,7 +171,7 @@ def test_the_limits_are_those_of_all_files_together(install: Install) -> None:
     with install(max_rows=rows + 1) as small:
         answer = small.post(body)
         assert (answer.status_code, answer.json()["code"]) == (413, "body.too_many_rows")
-    # An archive that unpacks to little, of files that decompress to much.
+    # The archive unpacks to few bytes, but its files decompress to many.
     files = [(f"rank{rank}.json.gz", gzip.compress(b"{" + b" " * 3 * MIB)) for rank in range(4)]
     with install(max_decompressed_bytes=10 * MIB, max_body_bytes=9 * MIB) as small:
         first = two_stages(0).body()

@@ -1,4 +1,4 @@
-"""Announcing starts of a job: which number they get, whoever asks and however often."""
+"""Announced starts of a job: their numbers are the same for all senders and repetitions."""
 
 from __future__ import annotations
 

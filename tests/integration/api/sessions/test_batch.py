@@ -1,4 +1,4 @@
-"""Many chunks in one body: each is answered for itself."""
+"""Many chunks in one body: each has its own answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Chunk = tuple[str, int, bytes]
 def send(
     installation: Installation, *sent: Chunk, more: bytes = b"", session: int = 1
 ) -> httpx.Response:
-    """Send a batch; `more` comes behind what it announces."""
+    """Send a batch; `more` is appended to the announced bytes."""
     listed = [{"producer": one, "n": number, "bytes": len(body)} for one, number, body in sent]
     content = json.dumps({"chunks": listed}).encode() + b"\n"
     content += b"".join(body for _, _, body in sent) + more

@@ -1,4 +1,4 @@
-"""What pages and the API show of a session that comes in chunks."""
+"""Pages and API of a session that arrives in chunks."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def test_the_report_names_producers_and_what_was_dropped(installation: Installat
     assert "92 repeated operations dropped" in page
     assert "Chunks sealed on request 19" in page
     assert "Producers late, rank-0, rank-1, rank-2, rank-3, rank-4, 1 more 7" in page
-    # the producers are taken by name: what "late" sent comes first
+    # Producers are processed in the order of their names: "late" is before "rank-1".
     assert "Operations sent twice, dropped chunk rank-1/1 (92) 92" in page
     assert "Chunks refused 4 B 1" in page

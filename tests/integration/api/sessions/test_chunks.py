@@ -1,4 +1,4 @@
-"""Sending a session in chunks: what is taken, and what is refused."""
+"""Sending a session in chunks: accepted and refused chunks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_refused_chunk_spoils_nothing_and_is_named(installation: Installation)
     first = put(installation, "0")
     before = installation.rows()
     bad = bodies.changed("rank", 7, -1)
-    # Acknowledged as it came; a worker finds what is wrong with it.
+    # The chunk is acknowledged unchecked; a worker finds its fault.
     assert put(installation, "1", body=bad).status_code == 202
     installation.absorb_all()
     assert installation.rows() == before | {"inbox": 1}
@@ -163,7 +163,7 @@ def test_metadata_that_contradicts_the_session_is_refused(
 
 
 def refused_codes(installation: Installation) -> list[str]:
-    """Return why chunks of the session were refused."""
+    """Return the codes of the session's refused chunks."""
     found = chunks.detail(installation, put(installation, "0", trial_name="one"))
     return [one["code"] for one in found["intake"]["refused"]]
 

@@ -1,4 +1,4 @@
-"""Each rank sends its share of a session with the client, and the server makes one of them."""
+"""Each rank sends its share of a session with the client; the server merges them."""
 
 from __future__ import annotations
 

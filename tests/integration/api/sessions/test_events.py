@@ -1,4 +1,4 @@
-"""Streams of states: every change arrives, also after an interruption on either side."""
+"""Streams of states: every change arrives, also after a disconnection of client or server."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Events:
         self.last_id = ""
 
     def line(self) -> str | None:
-        """Return the next line, None at the end of the stream."""
+        """Return the next line; None at the end of the stream."""
         return self._lines.get(timeout=LIMIT_S)
 
     def next(self) -> dict[str, Any] | None:
-        """Return the data of the next event, None at the end of the stream."""
+        """Return the data of the next event; None at the end of the stream."""
         name = data = None
         while (line := self.line()) is not None:
             field, _, value = line.partition(": ")
@@ -141,7 +141,7 @@ def test_a_browser_that_comes_back_is_told_what_it_missed(installation: Installa
         for run in ("a", "b")
     )
     with installation.container.uow() as tx:
-        # An hour ago both were done.
+        # Both sessions were finished an hour ago.
         tx.session.connection().execute(
             text(
                 "UPDATE session SET state = 'analyzed',"
@@ -150,7 +150,7 @@ def test_a_browser_that_comes_back_is_told_what_it_missed(installation: Installa
         )
     with events(installation, FLEET) as stream:
         move(installation, later, "failed")
-        # What has long been over is not repeated to a page that has just been loaded.
+        # A page that has just been loaded gets no events of long finished sessions.
         assert stream.next() == {"session": later, "state": "failed"}
     an_hour_ago = str(int(stream.last_id) - 3_700_000_000)
     with events(installation, FLEET, {"Last-Event-ID": an_hour_ago}) as stream:
@@ -172,7 +172,7 @@ def test_a_database_that_was_away_is_read_again(installation: Installation) -> N
         assert stream.next() == {"session": session, "state": "queued"}
         with away(installation.container.engine):
             assert installation.client.get("/api/v1/sessions").status_code == 503
-            # Without a listener: this change is found by reading.
+            # The listener is gone, so this change is found by polling.
         move(installation, session, "analyzing")
         while (told := stream.next()) == {"session": session, "state": "queued"}:
             pass

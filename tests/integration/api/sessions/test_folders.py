@@ -1,4 +1,4 @@
-"""The files of a folder, sent one after the other as a browser does."""
+"""The files of a folder, sent one after the other as by a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Files = dict[str, bytes]
 
 
 def job() -> Files:
-    """Return the files of a job of two ranks, and what else lies in their folder."""
+    """Return the files of a job of two ranks, and other files of their folder."""
     return {
         "node-0/rank0.json.gz": gzip.compress(two_stages(0).body(), mtime=0),
         "node-1/rank1.json.gz": gzip.compress(two_stages(1).body(), mtime=0),
@@ -33,7 +33,7 @@ def job() -> Files:
 
 
 def listing(files: Mapping[str, bytes]) -> bytes:
-    """Return what a browser says of a folder."""
+    """Return a browser's description of a folder."""
     said = [
         {"name": name, "size": len(body), "head": min(len(body), 65_536), "tail": 0}
         for name, body in files.items()
@@ -45,7 +45,7 @@ def listing(files: Mapping[str, bytes]) -> bytes:
 
 
 class Folder:
-    """A folder that is sent to a job."""
+    """An upload of a folder to a job."""
 
     def __init__(self, installation: Installation, files: Mapping[str, bytes]) -> None:
         self.client = installation.client
@@ -92,7 +92,7 @@ def test_the_same_folder_is_the_same_session(installation: Installation) -> None
     session = first.put("node-0/rank0.json.gz").json()["session"]
     standing = installation.client.get(first.address).json()
     assert (standing["files"], standing["sealed"]) == (["node-0/rank0.json.gz"], False)
-    # Cut off and sent once more.
+    # The upload is interrupted and repeated.
     again = Folder(installation, dict(reversed(job().items())))
     assert again.address == first.address
     assert again.put("node-0/rank0.json.gz").status_code == 200
@@ -100,7 +100,7 @@ def test_the_same_folder_is_the_same_session(installation: Installation) -> None
     assert installation.client.get(first.address).json()["sealed"]
     assert again.send().status_code == 200
     assert installation.rows()["session"] == 1
-    # Another recording of the same names is another session.
+    # Another recording with the same file names is another session.
     later = job()
     file = two_stages(0)
     file.fields["baseTimeNanoseconds"] = BASE_NS + 1
@@ -125,7 +125,7 @@ def test_a_folder_that_does_not_come_whole_is_never_judged(installation: Install
     }  # fmt: skip
     again = installation.client.post(f"/api/v1/sessions/{session}/analyze")
     assert (again.status_code, again.json()["code"]) == (409, "session.trace_removed")
-    # Dropped once more it is a session of its own.
+    # The same folder, sent again, is a new session.
     assert Folder(installation, job()).send().json()["number"] == 2
 
 

@@ -1,4 +1,4 @@
-"""Recordings of other programs over HTTP: whole and in chunks, recognized or named."""
+"""Recordings of other programs over HTTP: whole and in chunks, with and without ``format``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_page_shows_what_was_not_mapped_with_a_report_and_without(
 ) -> None:
     for number, first in enumerate((10, 30), start=1):
         for rank in range(2):
-            # ranks that recorded other steps have none that is complete
+            # The ranks recorded different steps, so no step is complete.
             file = two_stages(rank, first=first if rank else 10)
             file.add("gloo:all_reduce", 5, 10)
             answer = installation.client.put(

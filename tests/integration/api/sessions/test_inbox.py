@@ -1,4 +1,4 @@
-"""Bodies that wait for workers: how many may, and what becomes of those of a session that goes."""
+"""Bodies that wait for workers: their limits, and their deletion with the session."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_inbox_that_is_full_puts_senders_off_until_workers_have_taken_it(
         assert answer.status_code == 202
         installation.absorb_all()
         assert chunks.detail(installation, answer)["intake"]["chunks"] == 3
-        # Whoever was put off was not refused.
+        # A 429 answer does not count as a refused chunk.
         assert chunks.detail(installation, answer)["intake"]["refused_chunks"] == 0
 
 
@@ -93,7 +93,7 @@ def test_an_inbox_whose_disk_is_full_says_so_and_takes_the_chunk_once_there_is_r
 ) -> None:
     first = put(installation, "0")
     with installation.container.engine.begin() as connection:
-        # As PostgreSQL answers where its disk, or the quota of its account, is used up.
+        # PostgreSQL's error for a full disk, or an exhausted quota of its account.
         connection.execute(text(_FULL))
     full = put(installation, "1")
     assert (full.status_code, full.json()["code"]) == (507, "storage.full")

@@ -1,4 +1,4 @@
-"""What is made of the chunks of a session: the report of the whole, however they came."""
+"""The merge of a session's chunks: the report is that of the whole, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_flush_sent_twice_under_other_numbers_is_dropped_and_named(
         {"producer": "rank-3", "chunk": 7, "operations": count}
     ]
     assert count == 92
-    # only blobs of the two traces, two reports and their maps are left
+    # Only the blobs of two traces, two reports and their maps are left.
     with installation.container.engine.connect() as connection:
         blobs = connection.exec_driver_sql("SELECT count(DISTINCT blob_id) FROM blob_part").scalar()
     assert blobs == 6

@@ -1,4 +1,4 @@
-"""Senders that are slow, gone, or too many."""
+"""Slow, disconnected and too many senders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITING = "paceline_ingest_waiting"
 def half_a_body(
     installation: Installation, announced: int = 1_000_000, sent: int = 4000
 ) -> Iterator[socket.socket]:
-    """Yield a connection that has sent the head of a request and a part of its body."""
+    """Yield a connection that has sent the head and a part of the body of a request."""
     address = urlsplit(installation.url)
     before = installation.metric(SPOOLED)
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
@@ -48,14 +48,14 @@ def half_a_body(
 
 @contextlib.contextmanager
 def blocked_stores(installation: Installation) -> Iterator[None]:
-    """Let no session be stored while the block runs."""
+    """Block the storing of sessions while the context lasts."""
     with installation.container.engine.begin() as connection:
         connection.execute(text("LOCK TABLE job IN EXCLUSIVE MODE"))
         yield
 
 
 def test_a_sender_that_falls_silent_is_let_go(install: Install) -> None:
-    # Long enough for `half_a_body` to see the body before it is given up.
+    # Long enough for `half_a_body` to find the body before the server gives up.
     with install(ingest_idle_timeout_s=2.0) as installation, half_a_body(installation) as sender:
         head, _, problem = sender.makefile("rb").read().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
@@ -74,7 +74,7 @@ def test_a_sender_that_is_gone_leaves_nothing(installation: Installation) -> Non
     assert installation.rows() == NOTHING
     assert spooled_files(installation) == []
     assert installation.metric("paceline_ingest_cut_total") == 1
-    # What is not read is still counted, and nothing went wrong.
+    # The unread body is counted as cut, and the server logs no error.
     assert (
         installation.metric(
             "paceline_http_requests_total",
@@ -173,7 +173,7 @@ def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.Mon
         return open(full, "wb", buffering=0)  # noqa: PTH123 - a device; closed by the spool
 
     monkeypatch.setattr("app.sessions.api.spool.tempfile.TemporaryFile", on_a_full_disk)
-    # Bodies of this route are in a file, also small ones.
+    # This route writes even small bodies to a file.
     answer = installation.client.post("/api/v1/folders", content=b"{}\n")
     refused(installation, answer, 507, "storage.full")
 

@@ -1,4 +1,4 @@
-"""Sending sessions: every form of a body, and the same one again."""
+"""Sending sessions: every form of a body, and repetitions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_body_that_is_stored_as_it_came_takes_one_transaction(installation: In
     engine = installation.container.engine
     begun: list[str] = []
 
-    # By thread: whoever listens for changes reads them in one of its own.
+    # By thread, because listeners for changes read them on another thread.
     def begin(_connection: object) -> None:
         begun.append(threading.current_thread().name)
 

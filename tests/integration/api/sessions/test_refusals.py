@@ -1,4 +1,4 @@
-"""What is refused: with a stable code and the place of the fault, and nothing stored."""
+"""Refused sessions: a stable code, the place of the fault, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = dict.fromkeys(TABLES, 0)
 
 
 def spooled_files(installation: Installation) -> list[str]:
-    """Return the files below the spool that exist or that this process still has open."""
+    """Return files below the spool that exist, or that this process has open."""
     spool = installation.container.settings.data_dir / "spool"
     opened = []
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -42,7 +42,7 @@ def spooled_files(installation: Installation) -> list[str]:
 
 
 def refused(installation: Installation, answer: httpx.Response, status: int, code: str) -> Any:  # noqa: ANN401 - JSON
-    """Assert what holds for every refusal; return the first fault."""
+    """Check the properties of every refusal; return the first fault."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (status, code), answer.text
@@ -237,7 +237,7 @@ def test_a_name_that_no_job_can_have_is_refused(installation: Installation, job:
         job = "%2e%2e"
     answer = installation.post(job=job)
     if answer.json()["code"] == "http.not_found":
-        # A client may resolve the dots before it sends them.
+        # The client resolves dots in a path before it sends the request.
         assert job == "%2e%2e"
         return
     refused(installation, answer, 422, "job.invalid_name")

@@ -1,4 +1,4 @@
-"""When a session that came in chunks is sealed."""
+"""The conditions under which a session in chunks is sealed."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_sealed_session_knows_its_chunks_and_takes_no_others(
         assert put(installation, "0").status_code == 200
         late = put(installation, "0", 1, chunks.rank_body(1))
         assert (late.status_code, late.json()["code"]) == (409, "session.sealed")
-        # the bytes of merged chunks are gone, their digests are not
+        # The bytes of merged chunks are deleted, but not their digests.
         installation.analyze_all()
 
 
 def test_the_last_final_chunk_seals(installation: Installation) -> None:
     parts = chunks.parquet_pieces(bodies.trace())
-    # each producer's last chunk comes first
+    # The last chunk of each producer arrives first.
     for producer, number, body in reversed(parts):
         answer = put(installation, producer, number, body, final=number == 2)
         assert answer.status_code == 202
@@ -110,7 +110,7 @@ def test_producers_that_the_metadata_names_are_waited_for(installation: Installa
         (0, 121, 1),
         (60, 280, 0),
         (60, 301, 1),
-        # Twelve hours between two chunks: a day, not sixty hours.
+        # After a pause of twelve hours, the limit is a day and not five pauses.
         (43_200, 86_300, 0),
         (43_200, 86_401, 1),
     ],
@@ -133,7 +133,7 @@ def test_silence_seals(
 
 
 def paused(installation: Installation, silent_s: float) -> int:
-    """Return how many sessions a silence seals."""
+    """Return the number of sessions that are sealed after a silence."""
     with installation.container.uow() as tx:
         at = tx.now - timedelta(seconds=silent_s)
         tx.session.execute(update(Intake).values(last_chunk_at=at, longest_gap_s=0.0))
@@ -164,7 +164,7 @@ def test_once_a_producer_has_ended_the_others_are_not_waited_for_as_long(
 ) -> None:
     put_with_pause(installation, 0)
     put(installation, "1", final=True)
-    # A chunk that comes late.
+    # A late chunk.
     put_with_pause(installation, 1)
     installation.absorb_all()
     assert paused(installation, 100) == 0

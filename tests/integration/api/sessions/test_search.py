@@ -1,4 +1,4 @@
-"""A few words lead to jobs, sessions, hosts and incidents of the own project."""
+"""Search by words for jobs, sessions, hosts and incidents of the own project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(installation: Installation, words: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def served(installation: Installation) -> Installation:
-    """Return a server with a job that fires, one of two sessions, and many alike."""
+    """Return a server with a firing job, a job of two sessions, and many jobs of similar names."""
     Alerting(installation.container).slow("dense_34b", host="node-7")
     for _ in range(2):
         store(installation.container, small_trace(), job="vision-7b")

@@ -1,4 +1,4 @@
-"""Reading sessions back: lists, states, reports, heatmaps and timelines."""
+"""Reading sessions: lists, states, reports, heatmaps and timelines."""
 
 from __future__ import annotations
 

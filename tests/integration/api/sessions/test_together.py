@@ -1,4 +1,4 @@
-"""Chunks of one session that come at the same time are stored with one transaction."""
+"""Chunks of one session that arrive at the same time are stored in one transaction."""
 
 from __future__ import annotations
 

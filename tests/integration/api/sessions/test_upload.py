@@ -1,4 +1,4 @@
-"""`paceline upload` against a real server."""
+"""`paceline upload` with a server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def meta(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def working(installation: Installation) -> Iterator[None]:
-    """Analyze what comes in while the block runs."""
+    """Analyze sessions in the background while the context lasts."""
     done = threading.Event()
 
     def work() -> None:
@@ -95,7 +95,7 @@ def test_a_refused_trace_raises_the_codes_and_places_of_its_faults(
 def test_a_session_without_a_verdict_raises_the_reason(
     installation: Installation, trace: Path, meta: Path
 ) -> None:
-    # Without backwards no step is complete.
+    # Without backward passes, no step is complete.
     rows = bodies.table()
     keep = [op != "backward-compute" for op in rows["op"].to_pylist()]
     trace.write_bytes(bodies.written(rows.filter(keep)))
@@ -214,7 +214,7 @@ def test_connect_shows_where_its_tiny_session_is(
     assert f'"{installation.url}/api/v1/jobs/llama-70b/sessions"' in "\n".join(lines)
     session = url.removeprefix(f"{installation.url}/sessions/")
     found = installation.client.get(f"/api/v1/sessions/{session}").json()
-    # The job's own history stays its own.
+    # The test session belongs to a separate job, not to the user's job.
     assert (found["job"], found["state"]) == ("llama-70b-connect", "analyzed")
 
 

@@ -1,4 +1,4 @@
-"""Questions of one's own over HTTP."""
+"""What-if questions over HTTP."""
 
 from __future__ import annotations
 

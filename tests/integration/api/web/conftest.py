@@ -1,4 +1,4 @@
-"""One server for all tests that change nothing in it."""
+"""One server for all tests that do not change its data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package")
 def client(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Yield a client that only asks: what stores takes an `installation` of its own."""
+    """Yield a client for reading; tests that store data use `installation`."""
     data = tmp_path_factory.mktemp("frame")
     with (
         postgres.clone(postgres_url) as url,

@@ -1,4 +1,4 @@
-"""No route reads more than it may."""
+"""No route reads more than its limit."""
 
 from __future__ import annotations
 

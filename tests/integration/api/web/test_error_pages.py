@@ -1,4 +1,4 @@
-"""What is refused is a page to a browser, and a problem document to everything else."""
+"""A refusal is a page for a browser, and a problem document for other clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BROWSER = {
     "Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
-    # The length of an answer is checked.
+    # Uncompressed, because the length of answers is checked.
     "Accept-Encoding": "identity",
 }
 PAGES = [

@@ -1,4 +1,4 @@
-"""Who is answered, and what every answer carries."""
+"""Guards of requests by host, origin and proxy, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_page_of_this_server_can_send(installation: Installation) -> None:
 
 
 def test_reading_from_elsewhere_is_not_an_unsafe_method(client: httpx.Client) -> None:
-    # A link in a chat is followed with these.
+    # A browser sends these headers when it follows a link in a chat.
     headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://chat.example"}
     assert client.get(HEALTH, headers=headers).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Whether the server is ready, and which part is not."""
+"""The readiness of the server and of its parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let answers of `/readyz` hold for no time."""
+    """Disable the cache of answers of `/readyz`."""
     monkeypatch.setattr("app.installation.health.READY_FOR_S", 0.0)
 
 
@@ -46,7 +46,7 @@ def add_worker(installation: Installation, queue: str, *, seen_s_ago: float = 0)
 
 
 def become_ready(installation: Installation) -> httpx.Response:
-    """Wait until the server is ready: on a busy machine a part may be late."""
+    """Wait until the server is ready: on a busy machine some parts may be late."""
 
     def ready() -> list[httpx.Response]:
         answer = installation.client.get("/readyz")
@@ -57,9 +57,9 @@ def become_ready(installation: Installation) -> httpx.Response:
 
 
 def not_ready(installation: Installation, *, hanging: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Assert that the server is not ready; return the parts that are not.
+    """Check that the server is not ready; return the parts that are not.
 
-    On a busy machine a part may be late: it is asked again, unless it is one that hangs.
+    On a busy machine a part may answer late, so the check is repeated unless a part hangs.
     """
 
     def parts() -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_a_database_without_tables_is_not_ready(install: Install, empty_database
 def test_a_database_that_is_away_is_not_ready_and_comes_back(installation: Installation) -> None:
     add_worker(installation, "analysis")
     with away(installation.container.engine):
-        # Not the driver's words: they name hosts, ports and accounts.
+        # Without the driver's message, which names hosts, ports and accounts.
         assert not_ready(installation) == {"database": "does not answer; the log says why"}
     become_ready(installation)
 
@@ -165,7 +165,7 @@ def test_a_redis_that_takes_no_more_is_not_ready(
 
 
 def test_a_redis_that_hangs_is_named_within_the_budget(install: Install) -> None:
-    # It takes connections and says nothing.
+    # The server accepts connections, but never answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         with install(broker_url=url) as installation:

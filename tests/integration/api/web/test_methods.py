@@ -1,4 +1,4 @@
-"""HEAD wherever GET, and 405 with what is allowed for every other method."""
+"""HEAD for every GET route, and 405 with the allowed methods for every other method."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_wrong_method_is_405_with_those_that_are_allowed(client: httpx.Client)
     addresses = documented(client) | {page: {"GET"} for page in PAGES}
     assert len(addresses) > 30
     for path, allowed in addresses.items():
-        # Whatever the parameters are: a wrong method is said before a malformed one.
+        # With any parameters: a wrong method is answered before a malformed parameter.
         for filled in ("x", "1", ANY_ID):
             address = re.sub(r"{[^}]*}", filled, path)
             for method in METHODS - allowed:
@@ -46,7 +46,7 @@ def test_every_page_answers_head_as_it_answers_get(client: httpx.Client) -> None
 
 
 def test_a_slash_too_many_leads_nowhere_else(install: Install) -> None:
-    """Not to the host that the request names, not to plain HTTP, not out of the project."""
+    """A redirect keeps the host, the scheme and the project of the request."""
     with install(require_sign_in=True, external_url="https://paceline.example") as installed:
         for path in ("/plans/", "/p/default/plans/", "/sign-in/", "/healthz/", "/api/v1/sessions/"):
             answer = installed.client.get(path, headers={"Host": "elsewhere.example"})

@@ -1,4 +1,4 @@
-"""What the server counts."""
+"""The server's metrics."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_time_that_analyses_take_is_a_histogram(installation: Installation) 
     installation.analyze_all()
     assert metric(f"{name}_count") == metric(f"{name}_bucket", le="+Inf") == 1
     assert metric(f"{name}_sum") > 0
-    # A duration counts at its limit and above it.
+    # A duration counts in the bucket of its limit and in all larger ones.
     with installation.container.everywhere().uow() as tx:
         tx.session.execute(delete(AnalysisDuration))
         for duration_s in (0.2, 0.5, 40.0, 40.0, 5000.0):
@@ -129,13 +129,13 @@ def test_deliveries_and_incidents_are_counted_by_state(installation: Installatio
     assert metric("paceline_failed_deliveries") == 0
     assert metric("paceline_incidents", state="firing") == 0
     with installation.container.engine.begin() as connection:
-        # Groups and channels do not matter here.
+        # Disables foreign keys: this test needs no groups and channels.
         connection.execute(text("SET LOCAL session_replication_role = replica"))
         connection.execute(text(DELIVERIES))
         connection.execute(text(INCIDENTS))
     assert metric("paceline_deliveries", state="waiting") == 1
     assert metric("paceline_deliveries", state="sending") == 0
-    # Not the one of the day before.
+    # The failed delivery of the day before does not count.
     assert metric("paceline_failed_deliveries") == 2
     assert metric("paceline_incidents", state="firing") == 2
     assert metric("paceline_incidents", state="acknowledged") == 1

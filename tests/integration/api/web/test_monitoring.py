@@ -1,4 +1,4 @@
-"""Dashboards of Grafana and rules of Prometheus name what the server tells."""
+"""Grafana's dashboards and Prometheus' rules use existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[4]
 RULES: Final = ROOT / "deploy/prometheus/paceline.rules.yml"
 DASHBOARDS: Final = sorted((ROOT / "deploy/grafana").glob("*.json"))
-# What Grafana puts in place of its variables.
+# Values for Grafana's variables.
 VARIABLES: Final = {"$__rate_interval": "5m", "$project": ".*", "$job": ".*"}
 SUFFIXES: Final = ("_total", "_bucket", "_count", "_sum")
-# What a label's name stands before, or between.
+# Names of labels in selectors and in groupings.
 MATCHED: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 GROUPED: Final = re.compile(r"\b(?:by|without)\s*\(([^)]*)\)")
 
@@ -39,7 +39,7 @@ def asked_by_rules() -> dict[str, str]:
 
 
 def asked_by(dashboard: Path) -> Iterator[str]:
-    """Yield the expressions of a dashboard, with something in place of its variables."""
+    """Yield the expressions of a dashboard, with values for its variables."""
     document = json.loads(dashboard.read_text())
     for panel in document["panels"]:
         for target in panel.get("targets", ()):
@@ -57,7 +57,7 @@ def all_asked() -> list[str]:
 
 
 def told(installation: Installation) -> tuple[set[str], set[str]]:
-    """Return names of metrics, as they are asked for, and of their labels."""
+    """Return the names of the server's metrics and labels, as expressions use them."""
     names, labels = set(), {"le"}
     for family in text_string_to_metric_families(installation.client.get("/metrics").text):
         names |= {family.name, *(family.name + suffix for suffix in SUFFIXES)}
@@ -71,7 +71,7 @@ def test_every_metric_and_label_that_is_asked_for_is_told(installation: Installa
     installation.post(b"certainly no trace")
     installation.analyze_all()
     names, labels = told(installation)
-    # of jobs with a pulse, of which there is none; and what a rule adds itself
+    # Labels of jobs with a pulse, of which this server has none, and the label that a rule adds.
     labels |= {"job", "node", "gpu", "queue"}
     for expression in all_asked():
         asked = set(re.findall(r"\bpaceline_\w+", expression))
@@ -89,7 +89,7 @@ def test_each_dashboard_can_be_imported() -> None:
     assert [path.name for path in DASHBOARDS] == ["operation.json", "training.json"]
     for path in DASHBOARDS:
         document = json.loads(path.read_text())
-        # given by the Grafana that imports it
+        # The importing Grafana assigns the id.
         assert document["id"] is None
         panels = document["panels"]
         assert len({panel["id"] for panel in panels}) == len(panels)
@@ -116,7 +116,7 @@ def test_the_documentation_says_what_to_do_for_every_alert() -> None:
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Run Prometheus' own tool, and return what it says of what is right."""
+    """Run promtool, and return its output on success."""
     if shutil.which("promtool") is None:
         skip_or_fail("there is no promtool: install the package prometheus")
     done = subprocess.run(  # noqa: S603 - our own arguments

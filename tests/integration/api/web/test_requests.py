@@ -1,4 +1,4 @@
-"""Every JSON body of the API, drawn from its schema and spoiled: none is a fault of ours."""
+"""Every JSON body of the API, drawn from its schema and spoiled, never causes a 5xx answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SERVER_FAULT: Final = 500
 JSON: Final = "application/json"
-# Of each route. The same ones in every run by day: what this finds must be findable again.
+# Number of examples of each route. By day they are the same in every run, so that a failure can be
+# reproduced.
 EXAMPLES: Final = 300 if BY_NIGHT else 20
 DRAWN: Final = settings(
     max_examples=EXAMPLES,
@@ -38,7 +39,7 @@ def routes_with_bodies(openapi: dict[str, Any]) -> Iterator[tuple[str, str, dict
         for method, operation in operations.items():
             content = operation.get("requestBody", {}).get("content", {})
             if JSON in content:
-                # Of what is there in none of them, and of any job.
+                # Addresses of unknown objects, and of any job.
                 some = re.sub(r"\{(job|group|name|host|model)\}", "some", path)
                 address = re.sub(r"\{(n|number|attempt|version|producer)\}", "1", some)
                 yield (
@@ -55,7 +56,7 @@ def test_no_json_body_is_a_fault_of_the_server(installation: Installation) -> No
     routes = list(routes_with_bodies(openapi))
     assert len(routes) > 30
     answers = {status for route in routes for status in _sent(installation, *route, known=known)}
-    # Some are taken, and some are refused at their place.
+    # Some bodies are accepted, and some are refused with the place of the fault.
     assert {422} < answers
     assert any(status < 300 for status in answers)
 
@@ -68,7 +69,7 @@ def _sent(
     *,
     known: dict[str, Any],
 ) -> set[int]:
-    """Send bodies to a route, and return how they were answered."""
+    """Send bodies to a route, and return the statuses of the answers."""
     answers: set[int] = set()
 
     @DRAWN

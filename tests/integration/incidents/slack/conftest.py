@@ -1,4 +1,4 @@
-"""A server with a channel of Slack whose buttons do something."""
+"""A server with a channel of Slack whose messages have buttons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A server, what moves its machines, and Slack."""
+    """A server, shortcuts to its actions, and Slack."""
 
     acting: Acting
     slack: Slack

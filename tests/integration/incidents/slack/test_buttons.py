@@ -1,4 +1,4 @@
-"""Buttons in messages of Slack: what they do, and that nothing else does it."""
+"""Buttons in messages of Slack: their effects, and the refusal of forged requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER = "f00000000000000000000000000000f0"
 
 
 def told(workspace: Workspace) -> dict[str, dict[str, Any]]:
-    """Let an incident ask for an action and be told; return the buttons by what they do."""
+    """Send an incident with a pending action to Slack; return the message's buttons by id."""
     workspace.acting.blame()
     workspace.acting.look()
     workspace.acting.alerting.pass_and_work()
@@ -42,7 +42,7 @@ def told(workspace: Workspace) -> dict[str, dict[str, Any]]:
 
 
 def said(workspace: Workspace, number: int = 1) -> list[dict[str, Any]]:
-    """Return what was said in Slack of buttons that were pressed."""
+    """Return the messages that the server has posted after buttons were pressed."""
 
     def found() -> list[dict[str, Any]]:
         got = [one.json for one in workspace.slack.receiver.got if one.path.startswith("/actions/")]
@@ -97,11 +97,11 @@ def test_the_message_says_exactly_what_is_run_and_one_click_approves_it(
 def test_what_was_done_already_is_said_to_the_member_alone(workspace: Workspace) -> None:
     button = told(workspace)["paceline.approve"]
     assert workspace.slack.press(button).status_code == 200
-    # Another request of Slack's, signed anew: pressed twice.
+    # A second click on the button, in another signed request.
     again = workspace.slack.payload(button, trigger_id="another")
     answer = workspace.slack.send(again)
     assert (answer.status_code, answer.json()["code"]) == (409, "action.wrong_state")
-    # Slack is told about each on its own: either may come first.
+    # Both answers are posted independently, in any order.
     told_to = sorted(one["response_type"] for one in said(workspace, 2))
     assert told_to == ["ephemeral", "in_channel"]
 
@@ -151,7 +151,7 @@ def test_what_slack_did_not_sign_is_refused(workspace: Workspace) -> None:
     for at in (now - 310, now + 310, 0, 10**11):
         refused(workspace, send(payload, at=at), 401, "slack.old")
     assert workspace.hardware.got == []
-    # Nothing of it was said to an address that a forged request names.
+    # Nothing was posted to the address in the forged request.
     assert len(workspace.slack.receiver.got) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_body_that_is_too_large_is_refused(workspace: Workspace) -> None:
 
 
 def test_another_project_s_incident_is_not_there(workspace: Workspace) -> None:
-    """Who can sign for a channel of their own reaches nothing of another project."""
+    """The signing secret of one project's channel gives no access to another project."""
     mine = told(workspace)
     container = workspace.acting.container
     other = container.within(create_project(container.everywhere(), "other").id)
@@ -221,7 +221,7 @@ def test_another_project_s_incident_is_not_there(workspace: Workspace) -> None:
         about = button["value"].partition(":")[2]
         payload = workspace.slack.payload(button | {"value": f"{theirs}:{about}"})
         refused(workspace, workspace.slack.send(payload, secret=OTHER), 404, "not_found")
-    # Nor with the right channel and their own secret.
+    # The foreign channel's button, signed with the own secret, is refused as well.
     forged = workspace.slack.payload(mine["paceline.approve"])
     refused(workspace, workspace.slack.send(forged, secret=OTHER), 401, "slack.signature")
 

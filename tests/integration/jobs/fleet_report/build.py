@@ -1,4 +1,4 @@
-"""Sessions that are in the figures of the fleet, without an analysis."""
+"""Sessions in the fleet's figures, stored without an analysis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def session(
     labels: Mapping[str, str] | None = None,
     **measures: Any,  # noqa: ANN401 - of the paper
 ) -> uuid.UUID:
-    """Store a session of so long ago; without a slowdown it is in no figure."""
+    """Store a session of some time ago; without a slowdown, no figure contains it."""
     with container.uow() as tx:
         owner = tx.session.execute(select(Job).where(Job.name == job)).scalar()
         if owner is None:

@@ -1,4 +1,4 @@
-"""The page of the fleet's report, its files, and the same over the API."""
+"""The page of the fleet's report, its CSV files, and its API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet's report counts what it says, and says what it does not count."""
+"""The sums of the fleet's report, and the counts of what it leaves out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_verdict_costs_until_the_next_session_of_its_job(container: Container)
     session(container, 1.25, ago=10 * HOUR, gpus=100)
     session(container, 1.0, ago=8 * HOUR, gpus=100)
     costs = week(container).costs
-    # two hours of the first, and as long of the last
+    # The first session counts for two hours, and the last one as long as the one before.
     assert costs.used == pytest.approx(400, rel=1e-4)
     assert costs.lost == pytest.approx(100 * (1 - 1 / 1.25) * 2, rel=1e-4)
     assert (costs.jobs, costs.sessions) == (1, 2)

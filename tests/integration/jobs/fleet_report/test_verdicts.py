@@ -1,4 +1,4 @@
-"""The figures of a fleet are those of the verdicts that analyses store."""
+"""The fleet's figures agree with the verdicts that analyses store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of applied fixes: the server of the API's tests."""
+"""Fixtures of a job's history: the server of the API's tests."""
 
 from __future__ import annotations
 

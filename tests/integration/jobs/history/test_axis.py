@@ -1,4 +1,4 @@
-"""A job over time: over HTTP and on its page."""
+"""A job over time, in the API and on its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes on a job's time axis: written, listed, deleted, bounded, of one project."""
+"""Notes on a job's time axis: written, listed, deleted, limited, within one project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session is held against what the job's earlier ones computed."""
+"""Comparison of a session with the computing times of the job's earlier sessions."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def test_a_session_is_slower_than_the_ones_before(installation: Installation) ->
 
     assert [cause["cause"] for cause in slow["causes"]] == ["slow_together"]
     assert "all workers compute 1.30× slower than in session 2" in slow["verdict"]["sentence"]
-    # Whoever is as fast as ever is not held against the slow one.
+    # A session as fast as the usual ones has no cause, although the session before was slow.
     assert _report(installation, 4)["causes"] == []

@@ -1,4 +1,4 @@
-"""The summary of a week: once for each rule, channel and week, whatever is killed in between."""
+"""The weekly summary: sent once for each rule, channel and week, in spite of killed workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def old(container: Container) -> None:
-    """Let rules and channels have been added long ago."""
+    """Move the times at which rules and channels were added to long ago."""
     with container.uow() as tx:
         tx.session.execute(update(AlertRule).values(created_at=tx.now - 100 * DAY))
         tx.session.execute(update(AlertChannel).values(created_at=tx.now - 100 * DAY))
@@ -110,13 +110,13 @@ def test_a_killed_worker_s_summary_is_sent_by_the_next_one_under_the_same_id(
     send_due(container)
     with container.uow() as tx:
         run = tx.session.execute(select(TaskRun.id)).scalar_one()
-    # It took the work, and was killed.
+    # A killed worker leaves the task claimed.
     assert claim(container, run) is not None
     work(container, alerting)
     assert notes(receiver) == []
     with container.uow() as tx:
         tx.session.execute(update(TaskRun).values(lease_until=tx.now - timedelta(milliseconds=1)))
-    # The lease is short, or the database would have been started after it began.
+    # The lease must be short: an expired lease may not be older than the database server.
     short = container.settings.model_copy(update={"lease_s": 0.1})
     sweep(replace(container, settings=short))
     work(container, alerting)

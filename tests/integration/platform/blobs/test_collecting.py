@@ -1,4 +1,4 @@
-"""Objects that nothing refers to go after their time; the young and the referenced stay."""
+"""Objects without a row are deleted after some time; young and referenced objects stay."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DAY = timedelta(days=1)
 
 @dataclass
 class Aged:
-    """The store, some time later."""
+    """The object store as it appears some time later."""
 
     store: ObjectStore
     by: timedelta
@@ -71,13 +71,13 @@ class Aged:
 
 
 def later(container: Container, by: timedelta) -> Container:
-    """Return the container that sees the objects of a time in the future."""
+    """Return a container that sees the objects' ages of a later time."""
     objects = cast("Objects", container.objects)
     return replace(container, objects=Objects(Aged(objects.store, by), objects.min_bytes))
 
 
 def look(container: Container, *, noted_ago: timedelta = timedelta()) -> int:
-    """Look as the sweeper does where it is due; what was noted was so long ago."""
+    """Run a due scan of the store; objects of the previous scan were noted some time ago."""
     with container.everywhere().uow() as tx:
         tx.session.execute(update(ObjectLook).values(due_at=tx.now))
         tx.session.execute(
@@ -94,14 +94,14 @@ def written(container: Container, data: bytes = b"data") -> uuid.UUID:
 
 def test_only_old_unreferenced_objects_go(installation: Container, s3: S3Server) -> None:
     kept = written(installation)
-    # As after a kill between the object and its row.
+    # The state after a kill between writing the object and its row.
     installation.stage([b"unknown"])
     assert len(s3.objects()) == 2
-    # Young ones are not even noted.
+    # Young objects are not noted.
     assert look(installation) == 0
     assert look(later(installation, 0.9 * DAY), noted_ago=2 * DAY) == 0
     old = later(installation, 1.1 * DAY)
-    # Nor do old ones go before nothing referred to them for as long.
+    # Old objects stay until they had no row in two scans a day apart.
     assert look(old) == look(old, noted_ago=0.9 * DAY) == 0
     assert len(s3.objects()) == 2
     assert look(old, noted_ago=0.2 * DAY) == 1
@@ -160,7 +160,7 @@ def _analyzed(container: Container) -> tuple[uuid.UUID, bytes]:
 
 def test_a_deleted_job_leaves_no_object(installation: Container, s3: S3Server) -> None:
     _analyzed(installation)
-    # Report and heatmaps; the trace was stored by hand.
+    # Only report and heatmaps are objects: `store` keeps the trace in the database.
     assert len(s3.objects()) == 2
     delete_job(installation, "llm")
     prune_projects(installation)
@@ -192,7 +192,7 @@ def test_blobs_move_there_and_back(
     with container.reading() as tx:
         before = b"".join(read_blob(tx, large))
     there = move_to_store(installation, _nothing)
-    # Trace, report, heatmaps and the large one.
+    # Trace, report, heatmaps and the large blob.
     assert (there.blobs, len(s3.objects())) == (4, 4)
     with installation.everywhere().reading() as tx:
         assert tx.session.execute(select(func.count()).select_from(BlobPart)).scalar() == 0
@@ -201,7 +201,7 @@ def test_blobs_move_there_and_back(
     assert read(installation, report_json, session) == report
     assert move_to_store(installation, _nothing).blobs == 0
     assert move_to_database(installation, _nothing) == there
-    # Without a store, as it was.
+    # Without an object store, the blob is unchanged.
     with container.reading() as tx:
         assert b"".join(read_blob(tx, large)) == before
     assert read(container, report_json, session) == report
@@ -242,7 +242,7 @@ def test_a_move_that_is_killed_is_gone_on_with(
         assert tx.session.execute(select(func.count()).select_from(BlobObject)).scalar() == 8
     with installation.reading() as tx:
         assert {blob: b"".join(read_blob(tx, blob)) for blob in contents} == before
-    # What the killed one had written, and no row names.
+    # Objects that the killed process had written, without a row.
     old = later(installation, 2 * DAY)
     look(old)
     look(old, noted_ago=2 * DAY)

@@ -1,4 +1,4 @@
-"""`paceline doctor` tries the object store, and says where the blobs are."""
+"""`paceline doctor` tests the object store, and counts the blobs in store and database."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def environment(stored_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> N
     for name, value in stored_settings.environment().items():
         if "_BLOB_" in name or name in {"PACELINE_DATABASE_URL", "PACELINE_DATA_DIR"}:
             monkeypatch.setenv(name, value)
-    # In a wide table nothing is wrapped.
+    # A wide terminal, in which no cell is wrapped.
     monkeypatch.setenv("COLUMNS", "900")
 
 
 def _said() -> tuple[str, str]:
-    """Return the state of the object store and what is said of it."""
+    """Return the state and the text of the object store's row."""
     done = paceline("doctor")
-    # Other parts are wrong here: no worker runs.
+    # The exit status is 1 because no worker runs.
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("object store")]
     state, _, detail = line.removeprefix("object store").strip().partition(" ")

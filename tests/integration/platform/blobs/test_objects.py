@@ -1,4 +1,4 @@
-"""Bytes in a bucket: whole or not at all, whatever becomes of the connection."""
+"""Bytes in a bucket: stored completely or not at all, also if the connection breaks."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_a_blob_is_one_object_below_its_project(installation: Container, s3: S3S
         later = open_blob(tx, blob)
     assert b"".join(read) == b"".join(pieces)
     assert max(map(len, read)) <= s3_objects.PART_BYTES
-    # Also after the transaction, and twice.
+    # A blob can be read after the transaction, and repeatedly.
     assert b"".join(later) == b"".join(later) == b"".join(pieces)
-    # A row less is all that deleting is.
+    # Deleting a blob only deletes its row.
     with installation.uow() as tx:
         assert delete_blob(tx, blob) == 1
     with installation.reading() as tx, pytest.raises(NotFoundError):
@@ -115,7 +115,7 @@ def test_what_is_half_sent_is_not_there(
     def pieces() -> Iterator[bytes]:
         for number in range(9):
             if number == 6:
-                # From here on no answer comes.
+                # From here on, the store does not answer.
                 proxy.refuse = True
                 proxy.break_all()
             yield os.urandom(3 * MIB)
@@ -149,7 +149,7 @@ def test_lost_bytes_are_told_from_a_store_that_is_away(
         list(store.read("short", 3))
 
 
-# The server of the tests keeps all in memory: what sends is a process of its own.
+# The test's server keeps all objects in its memory, so a separate process sends.
 SENDING = """
 import os, resource
 from app.platform.s3 import S3Objects
@@ -171,7 +171,7 @@ def test_memory_is_bounded(settings: Settings, s3: S3Server) -> None:
         stdout=subprocess.PIPE,
         check=True,
     )
-    # MiB more for 96 than for 12: a few parts, and what the allocator keeps of them.
+    # MiB that 96 MiB take in addition to 12 MiB: a few parts, and the allocator's overhead.
     assert int(sent.stdout) < 64
 
 

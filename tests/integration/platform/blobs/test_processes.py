@@ -1,4 +1,4 @@
-"""Servers and workers that are killed while they store: what was acknowledged is whole, once."""
+"""Servers and workers, killed while they store: acknowledged data are whole, and stored once."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from tests.support.s3 import Proxy, S3Server
 
-# Of a single request that sends an object.
+# The beginning of a single request that writes an object.
 SENDS = f"PUT /{BUCKET}".encode()
 SIZES = {"dp": 2, "pp": 2}
 
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a server in a process of its own, and where it takes the sessions of a job."""
+    """Yield a server in a separate process, and the address for a job's sessions."""
     environment = os.environ | settings.environment() | {"PACELINE_PORT": "0"}
     with subprocess.Popen(  # noqa: S603 - the test's own
         [sys.executable, "-c", SERVE], env=environment, stdout=subprocess.PIPE, text=True
@@ -73,7 +73,7 @@ def send(url: str) -> httpx.Response:
 
 
 class Sender(threading.Thread):
-    """Sends a session; `answer` stays None where no answer comes."""
+    """A thread that sends a session; `answer` is None without an answer."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -116,14 +116,14 @@ def test_a_server_killed_while_it_stores_has_acknowledged_nothing(
     proxy.hold.set()
     assert sender.answer is None
     assert sessions(installation) == 0
-    # The sender sends again, twice: it is one session.
+    # The sender repeats the request twice: it is one session.
     with serving(stored_settings) as (_, url):
         assert [send(url).status_code for _ in range(2)] == [202, 200]
     assert sessions(installation) == 1
     analyzed(installation)
     assert count_reports(installation) == 1
     found = references(installation)
-    # The trace, the report and its heatmaps; the killed server's may be there as well.
+    # Trace, report and heatmaps, and possibly the killed server's object.
     assert (found.blobs, found.lost) == (3, 0)
     assert len(s3.objects()) in (3, 4)
 
@@ -137,7 +137,7 @@ def test_a_session_is_answered_for_only_once_its_bytes_are_there(
         sender = Sender(url)
         sender.start()
         assert proxy.seen.wait(LIMIT_S)
-        # However slow the store is.
+        # The server does not answer before the store has.
         assert sender.answer is None
         assert (sessions(installation), s3.objects()) == (0, {})
         proxy.hold.set()
@@ -189,7 +189,8 @@ def test_a_worker_killed_while_it_stores_leaves_one_report(
     proxy.hold.set()
     assert count_reports(hasty) == 0
     wait_for(lambda: sweep(hasty).expired, "lease that ran out")
-    # On a busy machine a worker is not heard of for longer than that: this one has longer leases.
+    # On a busy machine heartbeats may be late by more than the short lease, so this worker has a
+    # longer one.
     patient = build(hasty.settings.model_copy(update={"lease_s": 2 * LIMIT_S}))
     with WorkerProcess(patient, tmp_path / "log"):
 
@@ -241,7 +242,7 @@ def test_the_command_line_moves_checks_and_backs_up(  # noqa: PLR0917 - fixtures
     assert paceline("blobs", "check").stdout.startswith("3 blobs, ")
     done = paceline("backup", tmp_path / "dump")
     assert "3 blobs of" in done.stderr
-    # Into a new installation with the same bucket.
+    # Restore into a new installation with the same bucket.
     monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
     done = paceline("restore", tmp_path / "dump")
     assert (done.returncode, "not in the object store" in done.stderr) == (0, False), done.stderr
@@ -256,7 +257,7 @@ def test_the_command_line_moves_checks_and_backs_up(  # noqa: PLR0917 - fixtures
     assert (done.returncode, "3 blobs moved" in done.stderr) == (0, True), done.stderr
     done = paceline("blobs", "check")
     assert (done.returncode, done.stdout) == (0, "0 blobs, 0 bytes in the object store\n")
-    # The other installation has them there still; what a store has lost is said.
+    # The first installation still has all objects; then a lost object is reported.
     monkeypatch.setenv("PACELINE_DATABASE_URL", str(stored_settings.database_url))
     key = next(iter(s3.objects()))
     assert build(stored_settings).objects is not None

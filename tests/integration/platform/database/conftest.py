@@ -1,4 +1,4 @@
-"""Another project, and what is stored there."""
+"""Another project, with stored data."""
 
 from __future__ import annotations
 

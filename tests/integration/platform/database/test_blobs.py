@@ -1,4 +1,4 @@
-"""Blobs come back byte for byte, in parts of at most 4 MiB, and follow their transaction."""
+"""Blobs are read byte for byte, in parts of at most 4 MiB, and belong to a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: which addresses are taken, and what holds for every connection."""
+"""Connections: accepted URLs, and the settings of every connection."""
 
 from __future__ import annotations
 

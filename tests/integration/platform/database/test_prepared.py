@@ -1,4 +1,4 @@
-"""Statements that are put together once: their rows, their types, and whose they are."""
+"""Statements that are compiled once: their rows, types and project."""
 
 from __future__ import annotations
 

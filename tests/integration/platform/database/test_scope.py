@@ -1,4 +1,4 @@
-"""What a transaction of one project sees and writes of the rows of another one: nothing."""
+"""A transaction of one project reads and writes no rows of another one."""
 
 from __future__ import annotations
 
@@ -205,12 +205,12 @@ def test_two_projects_have_jobs_of_one_name(container: Container, other: Contain
 
 
 def test_no_unique_key_spans_projects() -> None:
-    """Else a name that another project has would be refused, or waited for while it is written."""
+    """Otherwise a name of another project would be refused, or block until its transaction ends."""
     for mapper in Base.registry.mappers:
         if not issubclass(mapper.class_, OfProject):
             continue
         table = cast("Table", inspect(mapper.class_).local_table)
-        # What a row of the project is found by, or the database draws itself.
+        # Columns that identify a row of the project, or that the database generates.
         own = {"project_id"} | {
             column.name
             for column in table.columns

@@ -1,4 +1,4 @@
-"""States are text in the database, members of their enumeration outside, and no others."""
+"""States are text in the database and members of an enumeration in Python; others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums are the same in whatever order the rows lie."""
+"""Sums do not depend on the order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is enqueued is published after the commit, once, and not at all without one."""
+"""Enqueued work is published after the commit, once, and not at all after a rollback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def published() -> list[tuple[uuid.UUID, str]]:
 @pytest.fixture
 def tx(container: Container, published: list[tuple[uuid.UUID, str]]) -> UnitOfWork:
     def publish(run_id: uuid.UUID, kind: str) -> None:
-        # Whoever gets the message must find the row: it is read on another connection.
+        # The receiver of a message must find the row, so it is read on another connection.
         with container.uow() as other:
             other.session.execute(select(TaskRun).where(TaskRun.id == run_id)).one()
         published.append((run_id, kind))

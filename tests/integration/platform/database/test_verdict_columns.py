@@ -1,4 +1,4 @@
-"""The columns of a verdict that lists and sums read are those of its document."""
+"""The columns of a verdict, which lists and sums read, agree with its document."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VERDICTS = {
 
 
 def columns_of(verdict: SessionVerdict) -> dict[str, Any]:
-    """Return what the columns of a verdict say."""
+    """Return the values that a verdict's columns should have."""
     losses, known = verdict.losses, verdict.known
     return {
         "waste": None if known is None else pytest.approx(known.waste),

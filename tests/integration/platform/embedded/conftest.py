@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
 
-# By day each release and each account once; every night each release for each account.
+# By day, each release and each account are tested once; every night, each release with each
+# account.
 BY_NIGHT_ALONE = ("[PostgreSQL of the wheel-plain user]", "[PostgreSQL 15-present user]")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out by day what is tested every night."""
-    # Who is no root has one account to test with.
+    """Skip by day the combinations that run every night."""
+    # A user other than root has only one account to test with.
     if BY_NIGHT or os.geteuid() != 0:
         return
     left_out = [item for item in items if item.name.endswith(BY_NIGHT_ALONE)]
@@ -44,7 +45,7 @@ def user_runner(user: User) -> Iterator[Runner]:
 
 @pytest.fixture
 def postgres_15() -> Path:
-    """Return where the programs of the oldest supported PostgreSQL are."""
+    """Return the directory of the oldest supported PostgreSQL's programs."""
     if not (POSTGRES_15 / "postgres").exists():
         skip_or_fail(f"PostgreSQL 15 is not in {POSTGRES_15}")
     return POSTGRES_15

@@ -1,4 +1,4 @@
-"""Who runs the server, and who is kept out of it."""
+"""The account that runs the server, and the accounts that are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_directory_closed_to_the_servers_account_is_refused_in_words(open_dir:
 
 @only_root
 def test_other_accounts_are_not_let_in(open_dir: Path, plain_python: Path) -> None:
-    # The account that runs the server may reach the socket; the map of users keeps it out.
+    # The server's account can reach the socket, but PostgreSQL's user map refuses it.
     with EmbeddedPostgres(open_dir / "data", durable=False) as postgres:
         server = pwd.getpwuid((open_dir / "data" / "postgresql").stat().st_uid)
         url = postgres.url.replace("postgresql+psycopg:", "postgresql:")

@@ -1,4 +1,4 @@
-"""Which programs are taken, and their copy for another account."""
+"""The choice of PostgreSQL's programs, and their copy for another account."""
 
 from __future__ import annotations
 

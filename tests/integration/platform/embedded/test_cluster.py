@@ -1,4 +1,4 @@
-"""The server's files: made whole, and found by the next start."""
+"""The server's data directory: created completely, and reused by the next start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_process_id_in_stale_files_is_left_alone(open_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, durable=False):
         pass
     _, account = server_of(data_dir)
-    # PostgreSQL itself would take this process for a server of the same directory.
+    # PostgreSQL itself would mistake this process for a server of the same directory.
     sleep = launch_command(["/bin/sleep", "600"], account=account)
     stranger = subprocess.Popen(sleep)  # noqa: S603 - the test's own
     try:

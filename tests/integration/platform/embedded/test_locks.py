@@ -1,4 +1,4 @@
-"""What the locks of a data directory keep apart."""
+"""The locks of a data directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_server_left_over_is_stopped_before_the_start(open_dir: Path) -> None:
     data_dir = open_dir / "data"
     with EmbeddedPostgres(data_dir, durable=False) as postgres, connect(postgres) as connection:
         connection.execute("CREATE TABLE kept (value int)")
-    # As where the kernel has no parent-death signal: only the lock tells of it.
+    # As on a kernel without a parent-death signal, where only the lock shows the parent's end.
     binaries, account = server_of(data_dir)
     with (data_dir / "server.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

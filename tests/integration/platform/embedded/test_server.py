@@ -1,4 +1,4 @@
-"""The embedded database, with a real server: started, refused, killed and started again."""
+"""The embedded database with a real server: started, refused, killed and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the socket is, whatever the path of the data directory."""
+"""The place of the socket, for any path of the data directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_path_too_long_for_a_socket_gets_a_short_one(user_runner: Runner) -> N
     assert not Path(socket_dir.strip('"')).exists()
 
 
-# With a comma the socket is elsewhere: libpq reads a list of hosts.
+# With a comma in the path the socket is elsewhere, because libpq reads a list of hosts.
 @pytest.mark.parametrize("name", ["with,comma", "space %percent ü ✓ q'\"q"])
 def test_a_directory_may_have_any_name(open_dir: Path, name: str) -> None:
     with (

@@ -1,4 +1,4 @@
-"""What the analysis of a session leaves in the database, whatever comes out of it."""
+"""The rows that the analysis of a session stores, for each of its outcomes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _unfaithful(trace: Trace) -> Trace:
 
 
 def _with_work(container: Container, work: Callable[[Container, Claim], None]) -> Container:
-    """Return a container whose analysis is other work."""
+    """Return a container in which the analysis is replaced by another function."""
     kind = replace(container.kinds[ANALYZE_SESSION], run=work)
     return replace(container, kinds={ANALYZE_SESSION: kind})
 
@@ -82,7 +82,7 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
         kept_verdict = tx.session.execute(select(StoredVerdict)).scalar_one()
     verdict = verdict_of(report, row.meta)
     assert kept_verdict.document == verdict
-    # What is sorted and filtered by is found in the document.
+    # The columns for sorting and filtering agree with the document.
     assert verdict.headline is not None
     assert (kept_verdict.slowdown, kept_verdict.published, kept_verdict.discrepancy) == (
         report.headline.slowdown,

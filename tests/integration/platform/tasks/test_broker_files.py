@@ -1,4 +1,4 @@
-"""The broker of files hands every message to one taker, whole."""
+"""The broker of files gives each message to one consumer, completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks and their merging outlive killed processes and lost claims."""
+"""Chunks and their merge survive killed processes and lost claims."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def send(container: Container, trace: Trace, tmp_path: Path) -> uuid.UUID:
-    """Store a session as a chunk of each rank and seal it."""
+    """Send a session as a chunk of each rank, and seal it."""
     for rank in np.unique(trace.rank).tolist():
         content = to_parquet(factories.select(trace, trace.rank == rank))
         file = tmp_path / "body"
@@ -129,7 +129,7 @@ def test_what_was_merged_stays_where_the_analysis_comes_to_nothing(
 
 @pytest.fixture
 def serving(container: Container, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a server in a process of its own, and its address."""
+    """Yield a server in a separate process, and its address."""
     database = container.settings.database_url
     assert database is not None
     environment = {
@@ -172,7 +172,7 @@ def test_a_chunk_that_was_answered_for_outlives_its_server(
     path = f"{url}/api/v1/jobs/llm/attempts/2/sessions/1/chunks"
     answer = httpx.put(f"{path}/a/0", content=body, params=sizes, trust_env=False)
     assert answer.status_code == 202, answer.text
-    # Another one is cut off while it is being appended: its session is being sealed.
+    # The server is killed while the second chunk waits for a transaction that seals the session.
     with container.uow() as tx:
         tx.session.execute(select(Intake.session_id).with_for_update())
         sender = threading.Thread(target=_put, args=(f"{path}/b/0", to_parquet(trace), sizes))
@@ -192,7 +192,7 @@ def test_a_chunk_that_was_answered_for_outlives_its_server(
 
 
 def open_session(container: Container, tmp_path: Path) -> tuple[uuid.UUID, Trace]:
-    """Return a session of which the first rank's chunk is added and the others wait."""
+    """Return a session with the first rank's chunk, and with the others in the inbox."""
     trace = small_trace()
     ranks = np.unique(trace.rank).tolist()
     for rank in ranks:
@@ -210,13 +210,13 @@ def test_a_worker_that_was_killed_while_it_decoded_leaves_all_to_the_next(
 ) -> None:
     session, trace = open_session(container, tmp_path)
     with container.everywhere().uow() as tx:
-        # As a worker leaves it that is killed within the first batch, and whose lease is over.
+        # The state after a worker was killed within the first batch, and its lease has expired.
         tx.session.execute(
             update(InboxItem).values(
                 claim_token=uuid.uuid4(), lease_until=tx.now - LEASE, tries=InboxItem.tries + 1
             )
         )
-    # Whatever killed it is tried alone.
+    # The first chunk may have killed the worker, so it is processed alone.
     assert [absorb(container) for _ in range(4)] == [1, 1, 1, 0]
     with container.uow() as tx:
         assert tx.session.get_one(Session, session).operations == len(trace)
@@ -255,7 +255,7 @@ def test_a_body_that_kills_every_worker_is_refused_and_costs_itself_alone(
 
 
 def _waits(container: Container) -> bool:
-    """Return whether some connection to the test's database waits for a lock."""
+    """Return whether a connection to the test's database waits for a lock."""
     with container.engine.connect() as connection:
         waiting = connection.exec_driver_sql(
             "SELECT count(*) FROM pg_stat_activity"

@@ -1,4 +1,4 @@
-"""What the database interrupts by its own restart is no fault of the work."""
+"""An attempt that the database interrupts by a restart does not count as failed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_attempts_that_the_database_ended_do_not_count(
         held = claim(hasty, stored.run)
         assert held is not None
         assert held.attempt == 1
-        # The worker ends with the server, as on a machine that loses its power.
+        # The worker ends together with the server, as in a power failure.
         _restart(server)
         wait_for(lambda: sweep(hasty).expired, "end of the lease")
     assert task_row(hasty, stored).attempt == 0
@@ -102,7 +102,7 @@ def test_work_that_the_database_left_is_given_back_as_soon_as_it_answers(
     stored = store(container, small_trace())
     keeper = LeaseKeeper(losing)
     assert not execute(losing, keeper, stored.run)
-    # No message can be sent yet.
+    # During this time, no message can be published.
     time.sleep(0.3)
     server.start()
     wait_for(lambda: task_row(container, stored).state == "queued", "work given back")

@@ -1,4 +1,4 @@
-"""A large archive of a hang is read once, whoever is killed meanwhile."""
+"""A large archive of a hang is read once, in spite of killed workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def container(database_url: str, tmp_path: Path) -> Iterator[Container]:
 
 
 def keep(container: Container, path: Path) -> Upload:
-    """Store an archive that a worker is to read."""
+    """Store an archive for a worker to read."""
     content = large_archive()
     path.write_bytes(content)
     kept = receive_any(
@@ -65,7 +65,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_no_hang_and_the_next_one_m
 ) -> None:
     keep(container, tmp_path / "archive")
     with container.engine.begin() as held:
-        # What comes of it cannot be stored meanwhile.
+        # The lock prevents the result from being stored.
         held.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         held.execute(text("LOCK TABLE hang_file IN ACCESS EXCLUSIVE MODE"))
         with WorkerProcess(container, tmp_path / "log") as worker:

@@ -1,4 +1,4 @@
-"""What does not fit into memory says what it needs: an analysis, tried once more, and a chunk."""
+"""Analyses and chunks that exceed the memory limit fail with the needed memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from app.platform.container import Container
     from tests.support.sessions import Stored
 
-# As a worker does it; the second argument is its memory, MiB.
+# A worker's program; the second argument is its memory in MiB.
 _WORK = """
 import sys
 from app.analysis.warm_up import warm_up
@@ -49,7 +49,7 @@ execute(container, LeaseKeeper(container), UUID(sys.argv[1]))
 
 
 def work(container: Container, stored: Stored, mib: int) -> None:
-    """Let a worker with so much memory do the analysis."""
+    """Run the analysis in a worker with limited memory."""
     subprocess.run(  # noqa: S603 - our own script
         [sys.executable, "-c", _WORK, str(stored.run), str(mib)],
         env=container.settings.environment_of_child(os.environ),
@@ -99,7 +99,7 @@ _INFLATING_LINES = 600_000
 
 
 def inflating(trace: Trace) -> bytes:
-    """Return a body of a few MB with the operations of a day."""
+    """Return a body of a few MB that contains the operations of a day."""
     header = json.dumps({"schema": SCHEMA, "meta": metadata_document(trace.meta)})
     place = f'"rank":{trace.rank[0]},"dp":{trace.dp[0]},"pp":{trace.pp[0]}'
     lines = (
@@ -110,13 +110,13 @@ def inflating(trace: Trace) -> bytes:
 
 
 def take(container: Container, trace: Trace, producer: str, number: int, content: bytes) -> None:
-    """Let a server take a chunk."""
+    """Send a chunk to a server."""
     body = Body(content, len(content), hashlib.sha256(content).digest(), None, trace.meta)
     receive_chunk(container, ChunkPath("llm", 1, 1, producer, number), body, final=False)
 
 
 def absorb_with(container: Container, mib: int) -> None:
-    """Let a worker of the inbox with so much memory take what waits."""
+    """Process the inbox in a worker with limited memory."""
     subprocess.run(  # noqa: S603 - our own script
         [sys.executable, "-c", _ABSORB, str(mib)],
         env=container.settings.environment_of_child(os.environ),

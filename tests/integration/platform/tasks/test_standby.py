@@ -1,4 +1,4 @@
-"""Work goes on while the broker is full or away: it is taken from the database."""
+"""Without a broker, or with a full one, workers take tasks from the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_redis(settings: Settings, redis_server: RedisServer) -> Iterator[Contai
 
 
 def fill(server: RedisServer) -> None:
-    """Let Redis take no write any more: it still answers."""
+    """Make Redis refuse writes; it still answers."""
     with contextlib.closing(server.client()) as client:
         client.config_set("maxmemory", 1)
 
@@ -64,7 +64,7 @@ def looked_after(container: Container) -> Iterator[Standby]:
 
 
 def without_broker() -> set[int]:
-    """Return the workers that take from the database."""
+    """Return workers that take tasks from the database."""
     return {
         int(pid)
         for pid, *words in ps("pid", "args", of=descendants(os.getpid()))

@@ -1,4 +1,4 @@
-"""A pass of the sweeper finds lost messages and killed workers, and leaves the rest alone."""
+"""A pass of the sweeper repairs lost messages and tasks of killed workers, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NOTHING = SweepResult()
 
 @pytest.fixture
 def published() -> list[uuid.UUID]:
-    """Return where the container `listening` lists what it would publish."""
+    """Return the list of messages that the container `listening` would publish."""
     return []
 
 
 @pytest.fixture
 def listening(container: Container, published: list[uuid.UUID]) -> Container:
-    """Return the container with a unit of work that lists instead of nudging."""
+    """Return the container with a unit of work that lists messages instead of publishing them."""
     return replace(container, publish=lambda run_id, _: published.append(run_id))
 
 
 @pytest.fixture
 def hasty(listening: Container) -> Container:
-    """Return the same with leases so short that one which is over began after the server did."""
+    """Return `listening` with short leases, which expire after the start of the server."""
     return replace(listening, settings=listening.settings.model_copy(update={"lease_s": 0.1}))
 
 

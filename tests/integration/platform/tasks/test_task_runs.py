@@ -1,4 +1,4 @@
-"""The protocol of `app.platform.tasks.runs`, step by step and race by race."""
+"""The protocol of `app.platform.tasks.runs`, step by step, and with each race."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Real workers on real brokers, killed in the middle of their work.
 
-The broker loses messages, the workers die; every session ends once.
+The broker loses messages and workers die, but every session is analyzed once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from tests.support.sessions import Stored
 
 
-# Every test on both at night. By day one on both: an analysis in the middle of which all is killed.
+# At night every test runs on both brokers. By day only the kill of all processes during an analysis
+# does.
 BROKERS = ("redis", *every_night("files"))
 on_both_brokers = pytest.mark.parametrize("container", ["redis", "files"], indirect=True)
 
@@ -104,7 +105,7 @@ def _assert_analyzed_once(container: Container, *stored: Stored) -> None:
         assert _state(container, one) == "analyzed"
         assert task_row(container, one).state == "done"
     assert count_reports(container) == len(stored)
-    # its trace, its document and its heatmaps: nothing of an interrupted attempt is left
+    # Trace, document and heatmaps of each session: an interrupted attempt leaves nothing.
     assert count_blobs(container) == 3 * len(stored)
 
 
@@ -173,7 +174,7 @@ def test_task_that_kills_its_worker_three_times(container: Container, tmp_path: 
 
 
 def _assert_only_trace_left(container: Container) -> None:
-    # the deadly session keeps its trace; the harmless one has three blobs
+    # The deadly session keeps its trace; the harmless one has three blobs.
     assert count_blobs(container) == 1 + 3
 
 
@@ -236,7 +237,7 @@ def test_redis_restarted_during_an_analysis(
 
 
 def test_sigterm_gives_the_lease_back(container: Container, tmp_path: Path) -> None:
-    # One that computes: signals reach it between two byte codes only.
+    # A computing worker, which handles signals between two byte codes only.
     stored = store(container, large_trace())
     with WorkerProcess(container, tmp_path / "log") as worker:
         _wait_for_state(container, stored, "analyzing")
@@ -273,7 +274,7 @@ def _assert_lease_given_back(container: Container, stored: Stored, tmp_path: Pat
 def test_analysis_over_its_time_limit_fails_with_the_reason(
     database_url: str, tmp_path: Path
 ) -> None:
-    # Far more than the small analysis afterwards takes on a loaded machine.
+    # Far longer than the small analysis afterwards takes on a loaded machine.
     settings = _settings(database_url, tmp_path, None).model_copy(
         update={"analysis_time_limit_s": 4, "lease_s": 60.0}
     )
@@ -331,7 +332,7 @@ def test_worker_that_stopped_answering_stores_nothing(container: Container, tmp_
             _wait_for_state(container, stored, "analyzed")
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
-            # The one that was stuck takes up work again, after it failed to store.
+            # The worker that was stuck takes new work after it failed to store its result.
             later = store(container, small_trace())
             _wait_for_state(container, later, "analyzed")
         log = tmp_path / "first"

@@ -1,1 +1,1 @@
-"""Models of what goes wrong: each makes another world of a healthy one."""
+"""Models of faults: each derives a world from a healthy one."""

@@ -1,7 +1,7 @@
-"""What holds a job up between its steps: loaders, checkpoints, evaluations, recorded or not.
+"""Faults between steps: loaders, checkpoints, evaluations, recorded or not.
 
-Loaders stall when a shard or a buffer runs out, so unevenly or by their own period; checkpoints and
-evaluations come at a fixed interval.
+Loaders stall when a shard or a buffer is exhausted: irregularly, or with their own period.
+Checkpoints and evaluations occur at a fixed interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _step_s(world: World) -> float:
 
 
 def _every(world: World, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return every k-th step, but the first one, before which nothing is recorded."""
+    """Return every k-th step without the first one, before which nothing is recorded."""
     steps = world.shape.steps
     every = int(rng.integers(3, max(4, steps // 2)))
     first = int(rng.integers(1, every + 1)) % every
@@ -36,7 +36,7 @@ def _every(world: World, rng: np.random.Generator) -> NDArray[np.bool_]:
 
 
 def _unevenly(world: World, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return a few steps, drawn."""
+    """Return a few random steps."""
     steps = world.shape.steps
     struck = np.zeros(steps, dtype=bool)
     struck[1 + rng.permutation(steps - 1)[: int(rng.integers(1, 2 + steps // 5))]] = True
@@ -44,7 +44,7 @@ def _unevenly(world: World, rng: np.random.Generator) -> NDArray[np.bool_]:
 
 
 def _lasting(world: World, struck: NDArray[np.bool_], rng: np.random.Generator) -> Times:
-    """Return how long each worker stands still, shape (pp, steps, dp)."""
+    """Return the pause of each worker, shape (pp, steps, dp)."""
     shape = world.shape
     mean_s = _step_s(world) * float(rng.uniform(0.15, 0.8)) / float(struck.mean())
     each = rng.uniform(0.9, 1.1, (1, shape.steps, 1)) * rng.uniform(0.97, 1.03, (shape.pp, 1, 1))
@@ -63,7 +63,7 @@ def _loaders(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _loader_of_a_rank(world: World, rng: np.random.Generator) -> Struck:
-    """Let a rank's loader be late now and then; the others wait where they meet it."""
+    """Delay a rank's loader in some steps; the others wait for it at their next collective."""
     lasts_s = _lasting(world, _every(world, rng), rng)
     rank = int(rng.integers(world.shape.dp))
     others = np.arange(world.shape.dp) != rank

@@ -75,7 +75,7 @@ def _spells(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _bursts(world: World, rng: np.random.Generator) -> Struck:
-    """Slow for a few passes on end, again and again."""
+    """Slow down a worker for a few consecutive passes, repeatedly."""
     shape = world.shape
     worker = some_worker(shape, rng)
     factor = _factor(rng, 2.0, 4.5)
@@ -123,7 +123,7 @@ def _host(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _thermal(world: World, rng: np.random.Generator) -> Struck:
-    """Heat up over several steps, throttle, cool down, and again."""
+    """Heat a worker up over several steps, throttle it, cool it down, and repeat."""
     shape = world.shape
     worker = some_worker(shape, rng)
     period = float(rng.uniform(0.4, 0.9)) * min(shape.steps, 24)
@@ -133,7 +133,7 @@ def _thermal(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _all(world: World, factor: NDArray[np.float64]) -> Struck:
-    """Slow down all workers by a factor of each step."""
+    """Slow down all workers, by a factor for each step."""
     struck = world.copy()
     struck.forward_s[:] *= factor[:, None]
     struck.backward_s[:] *= factor[:, None]
@@ -154,7 +154,7 @@ def _all_ever_slower(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _in_turn(world: World, rng: np.random.Generator) -> Struck:
-    """Slow down another worker in each step, whichever is drawn."""
+    """Slow down a random other worker in each step."""
     shape, factor = world.shape, _factor(rng, 1.25, 1.8)
     struck = world.copy()
     for step in range(shape.steps):
@@ -165,7 +165,7 @@ def _in_turn(world: World, rng: np.random.Generator) -> Struck:
 
 
 def has_turns(shape: Shape) -> bool:
-    """Return whether there are enough workers and peers to take turns."""
+    """Return whether there are enough workers and peers for another slow worker in each step."""
     return shape.dp > 2 and shape.dp * shape.pp > 3
 
 
@@ -181,9 +181,9 @@ def _heavy(world: World, stage: int, rng: np.random.Generator) -> Struck:
 
 
 def evenly_divided(struck: World, world: World) -> World:
-    """Return the job that computes as much, the same on every stage and chunk.
+    """Return the job with the same total work, divided evenly over stages and chunks.
 
-    A model's work does not go away: what is at fault is where it is.
+    The total work of a model is constant: the fault is its division.
     """
     even = world.copy()
     even.forward_s[:] *= struck.forward_s.mean() / world.forward_s.mean()

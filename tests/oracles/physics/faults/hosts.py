@@ -1,4 +1,4 @@
-"""Hosts that launch late: collections of garbage, data, checkpoints, too little processor."""
+"""Hosts that launch late: garbage collection, data, checkpoints, slow processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OVERHEAD: Final = "host_overhead"
 
 
 def _pauses(world: World, rng: np.random.Generator) -> Times:
-    """Return pauses of each worker at forwards of its own: shape (pp, vpp, mb, steps, dp)."""
+    """Return pauses at random forward passes of each worker: shape (pp, vpp, mb, steps, dp)."""
     shape = world.shape
     mean_s = float(np.median(world.forward_s))
     length_s = mean_s * rng.uniform(1.5, 6.0)
@@ -26,14 +26,14 @@ def _pauses(world: World, rng: np.random.Generator) -> Times:
 
 
 def _gc_kernels(world: World, rng: np.random.Generator) -> Struck:
-    """Pause between two kernels of a forward."""
+    """Pause between two kernels of a forward pass."""
     struck = world.copy()
     struck.pause_s[..., 0, :, :] += _pauses(world, rng)
     return Struck(struck)
 
 
 def _gc_launches(world: World, rng: np.random.Generator) -> Struck:
-    """Pause before a forward is launched: no kernel of it can start."""
+    """Pause before a forward pass is launched, so that none of its kernels can start."""
     struck = world.copy()
     struck.launch_s[..., 0, :, :] += _pauses(world, rng)
     return Struck(struck)
@@ -47,7 +47,7 @@ def _gc_growing(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _waits(world: World, rng: np.random.Generator) -> Times:
-    """Return what reading a batch takes too long: shape (steps, dp)."""
+    """Return the delays of reading a batch: shape (steps, dp)."""
     step_s = float(np.median(world.forward_s)) * world.shape.microbatches * 3
     length_s = step_s * rng.uniform(0.12, 0.6)
     often = rng.uniform(0.5, 1.0)
@@ -77,7 +77,7 @@ def _data_before(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _checkpoint(world: World, rng: np.random.Generator) -> Struck:
-    """Write weights out on every stage before every k-th step."""
+    """Write weights on every stage before every k-th step."""
     struck = world.copy()
     every = int(rng.integers(3, 6))
     step_s = float(np.median(world.forward_s)) * world.shape.microbatches * 3
@@ -90,7 +90,7 @@ def _checkpoint(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _launching(world: World, rng: np.random.Generator) -> Struck:
-    """Launch slower than the devices compute, everywhere."""
+    """Launch slower than the devices compute, on all hosts."""
     struck = world.copy()
     mean_s = float(np.median(world.forward_s))
     struck.launch_s[:] += (
@@ -100,7 +100,7 @@ def _launching(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _launching_host(world: World, rng: np.random.Generator) -> Struck:
-    """Launch slower than its devices compute, on one machine."""
+    """Launch slower than the devices compute, on one host."""
     shape = world.shape
     struck = world.copy()
     mean_s = float(np.median(world.forward_s))

@@ -1,4 +1,4 @@
-"""A kind of fault, and what it struck."""
+"""A kind of fault, and its place in a job."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Worker = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """The world with the fault, and whom it struck.
+    """The world with a fault, and the fault's place.
 
     Parameters
     ----------
     world : World
     workers : frozenset of (dp, pp)
-        Workers at fault; empty where no worker is.
+        The faulty workers; empty if no worker is.
     stage : int or None
-        The stage at fault.
+        The faulty stage.
     without : World or None
-        The job without its cause; None where it is the healthy world itself.
+        The job without its cause; None if that is the healthy world.
     usual : World or None
-        The job with all workers, links and hosts well, but its layers as they are divided; None
-        where it is the healthy world itself.
+        The job with healthy workers, links and hosts, but its division of layers; None if that is
+        the healthy world.
     """
 
     world: World
@@ -39,7 +39,7 @@ class Struck:
 
 
 def anywhere(_shape: Shape) -> bool:
-    """Return True: the fault may strike any job."""
+    """Return True, for faults that any job can have."""
     return True
 
 
@@ -51,16 +51,16 @@ class Fault:
     ----------
     name : str
     cause : str
-        What a diagnosis should call it.
+        The cause that a diagnosis should name.
     strike : callable
         Takes a healthy world and a generator.
     fits : callable
         Whether a job of this shape can have it.
     between : bool
-        Whether it holds all workers up between steps, and lengthens none.
+        Whether it delays all workers between steps, and makes no step longer.
     shares_experts : bool
         Whether its jobs share experts: then all ranks of a group are as slow as the slowest one,
-        whatever is wrong with that.
+        for any fault.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Fault:
 def some_steps(
     shape: Shape, rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return runs of several steps in about half of the session: shape (steps,)."""
+    """Return runs of several steps, in about half of the session: shape (steps,)."""
     chosen = np.zeros(shape.steps, dtype=bool)
     step = int(rng.integers(0, 4))
     while step < shape.steps:
@@ -85,5 +85,5 @@ def some_steps(
 
 
 def some_worker(shape: Shape, rng: np.random.Generator) -> Worker:
-    """Return a (dp, pp)."""
+    """Return a random worker, (dp, pp)."""
     return int(rng.integers(shape.dp)), int(rng.integers(shape.pp))

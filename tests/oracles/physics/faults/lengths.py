@@ -1,4 +1,4 @@
-"""Microbatches whose sequences cost differently much (what-if paper, section 5.3, figure 10)."""
+"""Microbatches whose sequences have different costs (what-if paper, section 5.3, figure 10)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Packing = Callable[[], list[int]]
 
 
 def sequences_cost(world: World, rng: np.random.Generator, pack: Packing) -> Struck:
-    """Let a pass take (1 - a) Σs + a Σs² of the sequences in its microbatch."""
+    """Set the time of each pass to (1 - a) Σs + a Σs² of the sequences in its microbatch."""
     shape = world.shape
     lengths = tuple(
         tuple(tuple(tuple(pack()) for _ in range(shape.microbatches)) for _ in range(shape.dp))
@@ -40,7 +40,7 @@ def sequences_cost(world: World, rng: np.random.Generator, pack: Packing) -> Str
 
 
 def _packed(world: World, rng: np.random.Generator) -> Struck:
-    """Fill every microbatch to one token count with sequences of a heavy tail."""
+    """Fill every microbatch to the same number of tokens, with sequences of a heavy tail."""
     sigma = float(rng.uniform(0.9, 1.8))
 
     def pack() -> list[int]:
@@ -55,13 +55,13 @@ def _packed(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _uniform(world: World, rng: np.random.Generator) -> Struck:
-    """One sequence a microbatch, of any length."""
+    """Fill each microbatch with one sequence of random length."""
     low = int(_FULL * rng.uniform(0.1, 0.5))
     return sequences_cost(world, rng, lambda: [int(rng.integers(low, _FULL + 1))])
 
 
 def _rare(world: World, rng: np.random.Generator) -> Struck:
-    """Full length in a few of a hundred microbatches, short and alike in all others."""
+    """Use the full length in a few of a hundred microbatches, a short one in all others."""
     share, short = float(rng.uniform(0.03, 0.12)), int(_FULL * rng.uniform(0.15, 0.5))
 
     def pack() -> list[int]:

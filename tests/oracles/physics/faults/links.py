@@ -1,4 +1,4 @@
-"""Links and switches that carry less than others."""
+"""Slow links and switches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONGESTION: Final = "network_congestion"
 
 
 def has_links(shape: Shape) -> bool:
-    """Return whether links between stages have others to be compared with."""
+    """Return whether links between stages have other links to be compared with."""
     return shape.pp > 1 and shape.dp > 1
 
 
@@ -25,12 +25,12 @@ def _has_chunks(shape: Shape) -> bool:
 
 
 def _extra_s(world: World, rng: np.random.Generator) -> float:
-    """Return what a slow link adds to a transfer: some passes' worth."""
+    """Return the additional time of a transfer on a slow link: a few passes."""
     return float(np.median(world.forward_s) * rng.uniform(0.4, 2.0))
 
 
 def _between(world: World, lower: int) -> list[int]:
-    """Return the boundaries between chunks that a link from a stage to the next carries."""
+    """Return the boundaries between chunks whose transfers use the link after a stage."""
     shape = world.shape
     return [at for at in range(shape.pp * shape.vpp - 1) if at % shape.pp == lower]
 
@@ -68,7 +68,7 @@ def _half(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _card(world: World, rng: np.random.Generator) -> Struck:
-    """Slow down all that goes to and from one worker."""
+    """Slow down all communication of one worker."""
     struck, extra_s = world.copy(), _extra_s(world, rng)
     dp, pp = some_worker(world.shape, rng)
     slow_transfers(struck, pp, dp, extra_s)
@@ -76,7 +76,7 @@ def _card(world: World, rng: np.random.Generator) -> Struck:
 
 
 def slow_transfers(struck: World, pp: int, dp: int, extra_s: float) -> None:
-    """Slow down, in place, what goes from stage to stage to and from one worker."""
+    """Slow down, in place, all transfers between stages of one worker."""
     for lower in (pp - 1, pp):
         for at in _between(struck, lower % struck.shape.pp) if lower >= 0 else []:
             struck.activation_s[at, ..., dp] += extra_s
@@ -109,7 +109,7 @@ def _has_groups(shape: Shape) -> bool:
 
 
 def _congestion(world: World, rng: np.random.Generator) -> Struck:
-    """Slow all links down by the hour: the same on every rank."""
+    """Slow down all links in some steps, the same on every rank."""
     struck = world.copy()
     phase = rng.uniform(0, 2 * np.pi)
     hours = np.linspace(0, rng.uniform(1, 2.5) * 2 * np.pi, world.shape.steps)

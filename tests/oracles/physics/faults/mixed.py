@@ -1,6 +1,6 @@
 """Jobs with an embedding and a head, with two causes at once, and other rare kinds.
 
-What fixes of them bring is refereed; scores of the diagnosis have one cause a job, and not these.
+They test the gain of fixes. Scores of the diagnosis use jobs with one cause, and not these.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _SINGLE: Final = {fault.name: fault for fault in (*COMPUTING, *HOSTS, *LINKS)}
 
 
 def _layered(world: World, rng: np.random.Generator, *, first: bool, last: bool) -> Struck:
-    """Divide a model with an embedding or a head that was not counted, now and then nearly right.
+    """Divide a model without counting its embedding or head, sometimes nearly evenly.
 
-    A head is as long as several layers (Llama 3 405B gave the last stage one layer less for it).
+    A head takes as long as several layers (Llama 3 405B gave the last stage one layer fewer for
+    it).
     """
     shape = world.shape
     layers = np.full((shape.pp, shape.vpp), int(rng.integers(3, 17)))
@@ -62,14 +63,14 @@ def _both_ends(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _plain(world: World, rng: np.random.Generator) -> Struck:
-    """Divide a model rightly, and say how."""
+    """Divide a model evenly, with its layers in the metadata."""
     layers = ((int(rng.integers(3, 17)),) * world.shape.vpp,) * world.shape.pp
     named = replace(world.copy(), layers=layers)
     return Struck(named, usual=named, without=world)
 
 
 def _two(name: str, under: Callable[[World, np.random.Generator], Struck], over: str) -> Fault:
-    """Return the kind of job that has a division of layers and another fault."""
+    """Return the kind of job with an uneven division of layers and another fault."""
     fault = _SINGLE[over]
 
     def strike(world: World, rng: np.random.Generator) -> Struck:
@@ -89,7 +90,7 @@ def _two(name: str, under: Callable[[World, np.random.Generator], Struck], over:
 
 
 def _both(one: str, other: str) -> Fault:
-    """Return the kind of job that has two faults, its layers divided rightly and named."""
+    """Return the kind of job with two faults, and an even division of layers in the metadata."""
     first, second = _SINGLE[one], _SINGLE[other]
 
     def strike(world: World, rng: np.random.Generator) -> Struck:
@@ -107,7 +108,7 @@ def _both(one: str, other: str) -> Fault:
 
 
 def _spells_of_two(world: World, rng: np.random.Generator) -> Struck:
-    """Slow two workers down by spells of their own."""
+    """Slow two workers down, in independent spells."""
     divided = _plain(world, rng)
     struck = _SINGLE["worker by spells"].strike(divided.world, rng)
     twice = _SINGLE["worker by spells"].strike(struck.world, rng)
@@ -117,7 +118,7 @@ def _spells_of_two(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _very_rare(world: World, rng: np.random.Generator) -> Struck:
-    """Full length in few microbatches of a session, many times as long as all others."""
+    """Use the full length in few microbatches of a session, and far shorter ones in all others."""
     share, short = float(rng.uniform(0.005, 0.05)), int(_FULL * rng.uniform(0.04, 0.2))
 
     def pack() -> list[int]:
@@ -129,7 +130,7 @@ def _very_rare(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _few_long(world: World, rng: np.random.Generator) -> Struck:
-    """Pack microbatches to one token count; a few of them hold a single long document."""
+    """Fill all microbatches to the same number of tokens, a few with a single document."""
     share, short = float(rng.uniform(0.01, 0.08)), int(_FULL * rng.uniform(0.03, 0.12))
 
     def pack() -> list[int]:
@@ -146,7 +147,7 @@ def _few_long(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _stage_network(world: World, rng: np.random.Generator) -> Struck:
-    """Slow down all that goes to and from the workers of a stage, between stages and DP ranks."""
+    """Slow down all communication of a stage's workers, between stages and DP ranks."""
     shape = world.shape
     struck = world.copy()
     stage = int(rng.integers(shape.pp))
@@ -159,7 +160,7 @@ def _stage_network(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _saved(world: World, rng: np.random.Generator, *, ranks: int) -> Struck:
-    """Write weights out before every k-th step, on some DP ranks alone."""
+    """Write weights before every k-th step, on some DP ranks only."""
     shape = world.shape
     struck = world.copy()
     every = int(rng.integers(3, 9))
@@ -174,7 +175,7 @@ def _saved(world: World, rng: np.random.Generator, *, ranks: int) -> Struck:
 
 
 def _saved_by_first(world: World, rng: np.random.Generator) -> Struck:
-    """Let the first DP rank write, as where weights are not sharded."""
+    """Let the first DP rank write, as if weights are not sharded."""
     return _saved(world, rng, ranks=1)
 
 

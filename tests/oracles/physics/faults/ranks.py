@@ -1,4 +1,4 @@
-"""Context-parallel ranks that come late, and experts that are sent more than others."""
+"""Late context-parallel ranks, and experts that get more tokens than others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _by_spells(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _causal(world: World, rng: np.random.Generator) -> Struck:
-    """Cut sequences into one piece a rank: attention looks back, and the last has most to do."""
+    """Divide sequences into one piece for each rank: the last attends to all, and works most."""
     attention = float(rng.uniform(0.3, 0.8))
     cp = world.shape.cp
     pairs = (2 * np.arange(cp) + 1) / cp
@@ -58,7 +58,7 @@ def _sent(world: World, tokens: Times) -> Struck:
 
 
 def _favorites(world: World, rng: np.random.Generator) -> Struck:
-    """Send some experts of each stage more, whatever the text."""
+    """Send more tokens to some experts of each stage in all microbatches."""
     shape = world.shape
     spread = rng.uniform(0.4, 1.0)
     liked = np.exp(rng.normal(0, spread, (shape.pp, shape.ep)))
@@ -67,7 +67,7 @@ def _favorites(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _by_text(world: World, rng: np.random.Generator) -> Struck:
-    """Send other experts more with every microbatch, backward those of its forward."""
+    """Send more tokens to other experts in each microbatch, and the same in its backward pass."""
     shape = world.shape
     spread = rng.uniform(0.4, 0.9)
     size = (shape.pp, shape.vpp, shape.microbatches, 1, *shape.lanes)

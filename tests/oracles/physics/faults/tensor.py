@@ -1,4 +1,4 @@
-"""Ranks of a tensor-parallel group that come late to its collectives."""
+"""Ranks of a tensor-parallel group that are late to its collectives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _by_spells(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _fragmented(world: World, rng: np.random.Generator, chance: Times) -> Struck:
-    """Let one rank or another ask the driver for memory amid forwards of one worker."""
+    """Let random ranks of one worker allocate memory from the driver during forward passes."""
     shape = world.shape
     struck = world.copy()
     dp, pp = some_worker(shape, rng)

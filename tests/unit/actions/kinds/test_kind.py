@@ -1,4 +1,4 @@
-"""Limits of actions, tried as one would who wants machines taken out."""
+"""Limits of actions, attacked by a person who wants machines taken out."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_projects_together_may_have_the_share_of_all_known_machines_out() -> Non
     fleet = replace(FLEET, out_everywhere=3, nodes_everywhere=200)
     assert limits_of(CASE, fleet) == ()
     assert limits_of(CASE, replace(fleet, out_everywhere=4)) == (Limit.TOO_MANY_EVERYWHERE,)
-    # What is out already is no further one.
+    # A machine that is already out does not count twice.
     own = replace(fleet, out=frozenset({CASE.node}), out_everywhere=4)
     assert limits_of(CASE, own) == ()
 

@@ -1,4 +1,4 @@
-"""Who comes last where ranks meet, and what steps pass with: against known truth."""
+"""Arrivals at collectives and the breakdown of steps, compared with known truth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _arrivals(trace: Trace) -> Arrivals:
 
 
 def _hand_made(rows: list[tuple[int, int, str, int, int, int]], dp: int) -> Trace:
-    """Return a trace of (rank, step, type, order, start, duration), times in ms."""
+    """Return a trace of rows (rank, step, type, order, start, duration), times in ms."""
     base = session(dp=dp, pp=1, steps=1).trace
     rank, step, op, order, start, duration = zip(*rows, strict=True)
     count = len(rows)
@@ -122,7 +122,7 @@ def test_in_a_healthy_job_no_rank_keeps_others_waiting() -> None:
 
 
 def _computing(taken_ms: NDArray[np.int64]) -> Trace:
-    """Return steps in which ranks compute that long, shape (ranks, steps), and then meet."""
+    """Return steps in which ranks compute, shape (ranks, steps), and then run a collective."""
     length = int(taken_ms.max()) + 10
     rows = []
     for (rank, step), takes in np.ndenumerate(taken_ms):
@@ -183,7 +183,7 @@ def test_a_rank_that_recorded_nothing_is_named_where_all_others_wait_for_it() ->
     found = _arrivals(_hand_made(rows, dp=4))
     worst = found.worst
     assert (worst.rank, worst.missing, worst.last, worst.collectives) == (2, True, 1.0, 3.0)
-    # from 20, 21 and 22 until 72
+    # Three ranks wait from 20, 21 and 22 ms until 72 ms.
     assert worst.rank_seconds == pytest.approx(0.153)
     (group,) = found.groups
     assert group.ranks == (0, 1, 2, 3)
@@ -228,7 +228,7 @@ def test_the_parts_of_a_step_add_up() -> None:
         (1, 1, "forward-compute", 0, 80, 40),
     ]
     found = arrivals_of(_hand_made(rows, dp=2)).breakdown
-    # the first step lasts until the second one begins
+    # The first step lasts until the second one begins.
     assert found.step_s == pytest.approx((0.080 + 0.040) / 2)
     first, second = found.ranks
     assert (first.computing_s, first.communication_s) == pytest.approx((0.025, 0.010))
@@ -251,7 +251,7 @@ def test_where_ranks_part_is_said_and_that_step_left_out() -> None:
     (parting,) = found.partings
     assert (parting.op, parting.step, parting.rank) == (GRADS_REDUCE_SCATTER, step, 1)
     assert (parting.recorded, parting.others) == (1, 2)
-    # three scattered twice, four gathered
+    # Three steps with two reduce-scatters each, four steps with one all-gather.
     assert found.ranks[0].collectives == pytest.approx((3 * 2 + 4) / 4)
     assert _arrivals(without(twice, lost, renumbered=False)).partings == ()
 

@@ -1,4 +1,4 @@
-"""Unions of intervals, against counting every nanosecond."""
+"""Unions of intervals, compared with counting every nanosecond."""
 
 from __future__ import annotations
 

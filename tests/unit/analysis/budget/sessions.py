@@ -1,4 +1,4 @@
-"""Sessions whose steps follow one another, with what is between them and how fast they compute."""
+"""Sessions of consecutive steps, with given times between steps and computing speeds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def following(
     stalls_ns: Mapping[int, int] | None = None,
     stretched: Mapping[int, float] | None = None,
 ) -> Trace:
-    """Return a session whose steps are numbered from 0 on and follow one another.
+    """Return a session of consecutive steps, numbered from 0.
 
     Parameters
     ----------
     stalls_ns : mapping of int to int
-        What passes before a step in addition to what usually does.
+        By step: additional time before the step.
     stretched : mapping of int to float
-        How many times as long all operations of a step take.
+        By step: factor on the durations of all operations.
     """
     stalls, factors = stalls_ns or {}, stretched or {}
     step = np.unique(trace.step, return_inverse=True)[1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Common factors: found where all workers slow down together, seldom where they do not."""
+"""Common slowdowns of all workers: found where they exist, and seldom where they do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 40
 def _job(
     factor: NDArray[np.float64], pp: int = 1, dp: int = 8, noise: float = 0.02, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Return what workers compute whose steps all take a factor as long, ns."""
+    """Return the computing times of workers in ns, with a factor on each step."""
     random = np.random.default_rng(seed)
     own = random.uniform(0.5, 2, (pp, 1, dp))
     scatter = np.exp(random.normal(0, noise, (pp, len(factor), dp)))

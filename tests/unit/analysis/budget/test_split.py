@@ -40,7 +40,7 @@ def session(job: JobModel, *troubles: SlowWorker) -> Trace:
 
 
 def with_loading(trace: Trace, ranks: tuple[int, ...], *, step: int, ns: int) -> Trace:
-    """Return a trace in which ranks are recorded to load a batch before their first backward."""
+    """Return a trace in which ranks record loading a batch before their first backward pass."""
     backward = KNOWN_OP_TYPES.index(BACKWARD_COMPUTE)
     there = np.isin(trace.dp, ranks) & (trace.step == step) & (trace.op == backward)
     rows = np.flatnonzero(there & (trace.order == 0))
@@ -65,19 +65,19 @@ def share(found: Split, part: Part) -> float:
 def shares_of_workers(
     found: Split, part: Part
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return the share of each worker, shape (pp, dp)."""
+    """Return the share of a part for each worker, shape (pp, dp)."""
     return np.asarray(found.of(part).sum(axis=1) / found.wall_ns.sum(axis=1))
 
 
 def check_adds_up(trace: Trace) -> None:
     found = split_of(trace)
-    # of each worker in each step, and so of all sums of these
+    # Parts add up to the step for each worker in each step, and so do all their sums.
     assert np.abs(found.parts_ns.sum(axis=0) - found.wall_ns).max() <= 1e-9 * found.wall_ns.mean()
     assert min(share(found, part) for part in Part) >= -1e-12
 
 
 def random_trace(seed: int) -> Trace:
-    """Return a session of a random job: steps that follow one another or not, some incomplete."""
+    """Return a session of a random job, with or without gaps and incomplete steps."""
     rng = np.random.default_rng(seed)
     job = draw_job(rng, Needs(workers=1), SMALL)
     lossy = Profiler(lost_share=0.01 if seed % 5 == 0 else 0.0)
@@ -90,7 +90,7 @@ def random_trace(seed: int) -> Trace:
             stretched={int(step): float(rng.uniform(0.5, 3)) for step in steps[:4]},
         )
         if seed % 3 == 0 and job.steps > 4:
-            # a worker did not record one of the steps
+            # One worker lacks one of the steps.
             gone = (trace.step == steps[1]) & (trace.rank == rng.choice(np.unique(trace.rank)))
             trace = trace.of_rows(np.flatnonzero(~gone))
     return trace
@@ -116,7 +116,7 @@ def test_the_parts_of_a_wild_job_add_up(seed: int) -> None:
 
 def test_a_healthy_job_computes_communicates_and_has_a_bubble() -> None:
     found = split_of(session(PIPELINE))
-    # 3 of 8 + 3 forwards and backwards of a stage are the others' (paper, section 2)
+    # The bubble is 3 of 8 + 3 forward and backward passes of a stage (paper, section 2).
     step = 1 - share(found, Part.BETWEEN_STEPS) - share(found, Part.COMMUNICATION)
     assert share(found, Part.BUBBLE) == pytest.approx(3 / 11 * step, abs=0.02)
     lost = (Part.OWN_SLOWNESS, Part.WAITING, Part.SLOW_TOGETHER, Part.COMMUNICATION_ABOVE)
@@ -169,7 +169,7 @@ def test_steps_that_all_workers_compute_slower_are_slow_together(job: JobModel) 
     found = split_of(following(trace, stretched=dict.fromkeys(range(8, 16), 3.0)))
     grown = found.wall_ns.sum() - plain.wall_ns.sum()
     together = share(found, Part.SLOW_TOGETHER) * found.wall_ns.sum()
-    # what communicates takes longer too
+    # Communication takes longer too.
     assert 0.8 * grown < together < grown
     assert share(found, Part.OWN_SLOWNESS) < 0.01
 
@@ -178,7 +178,7 @@ def test_steps_that_all_workers_compute_slower_are_slow_together(job: JobModel) 
 def test_batches_that_are_loaded_within_a_step_pass_between_steps(ranks: tuple[int, ...]) -> None:
     trace = session(FLAT)
     late = np.isin(trace.dp, ranks) & (trace.step == 7) & (trace.op != FORWARD)
-    # each of these ranks loads before its first backward
+    # These ranks load for 3 s before their first backward pass.
     stalled = replace(trace, start_ns=trace.start_ns + np.where(late, 3 * 10**9, 0))
     found = split_of(with_loading(following(stalled), ranks, step=7, ns=3 * 10**9))
     above = found.of(Part.BETWEEN_STEPS_ABOVE)[0, 7]
@@ -203,7 +203,7 @@ def test_a_step_that_a_worker_did_not_record_is_missing() -> None:
     found = split_of(trace.of_rows(np.flatnonzero((trace.step != 9) | (trace.dp != 4))))
     wall_ns = split_of(trace).wall_ns
     assert found.wall_ns.sum() == pytest.approx(wall_ns.sum())
-    # with what passes before it and after it
+    # The missing step includes the times before and after it.
     missing = found.of(Part.MISSING)[0, :, 0]
     assert np.flatnonzero(missing).tolist() == [8]
     assert missing[8] == pytest.approx(wall_ns[0, 9, 0] + GAP_NS)

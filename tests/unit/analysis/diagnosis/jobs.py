@@ -43,7 +43,7 @@ INTERLEAVED: Final = replace(
     costs=CostModel(grads_ns=200 * MS),
 )
 
-# The last stage has one model chunk less than the others.
+# The last stage has one model chunk fewer than the others.
 UNEVEN: Final = Job(
     "interleaved", dp=3, pp=4, vpp=2, microbatches=8, missing_chunks=frozenset({(3, 1)})
 )
@@ -89,7 +89,7 @@ def where(diagnosis: Diagnosis) -> Where:
 
 
 def check_named_alone(injection: Injection, job: JobModel) -> None:
-    """Check that a fault alone is named with its place and most of the lost time."""
+    """Check that a single fault is named alone, with its place and most of the lost time."""
     synthetic = session(injection, job=job)
     diagnosis = diagnosed(synthetic)
 

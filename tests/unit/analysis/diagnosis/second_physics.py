@@ -1,4 +1,4 @@
-"""Small jobs of the second physics with faults of one's own, for the tests of this folder."""
+"""Small jobs of the second physics with custom faults, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Strike = Callable[[World], World | None]
 
 @cache
 def healthy(shape: Shape, seed: int = 3) -> World:
-    """Return the times of a job without a fault; not to be changed."""
+    """Return the times of a healthy job, which callers must not change."""
     return draw_world(shape, np.random.default_rng(seed))
 
 
 def struck(shape: Shape, strike: Strike, seed: int = 3) -> tuple[Trace, float]:
-    """Return a recording of a job with a fault, and how many times as long it takes.
+    """Return a recording of a job with a fault, and its true slowdown.
 
-    `strike` changes the times of a healthy job in place, or returns others.
+    `strike` changes the times of a healthy job in place, or returns new ones.
     """
     world = healthy(shape, seed).copy()
     world = strike(world) or world
@@ -60,10 +60,10 @@ def report_of(shape: Shape, strike: Strike, seed: int = 3) -> tuple[Report, floa
 
 
 def pass_s(world: World) -> float:
-    """Return what a typical forward takes."""
+    """Return the typical duration of a forward pass in s."""
     return float(np.median(world.forward_s))
 
 
 def names(report: Report) -> list[str]:
-    """Return the causes that a report names."""
+    """Return the names of the causes in a report."""
     return [cause.cause for cause in report.causes]

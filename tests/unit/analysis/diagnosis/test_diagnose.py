@@ -56,7 +56,7 @@ def test_causes_that_hold_at_once_share_the_lost_time_fairly() -> None:
     shares = [cause.contribution or 0.0 for cause in diagnosis.causes]
     assert sum(cost.values()) == pytest.approx(sum(shares) * diagnosis.lost_s)
     assert sum(shares) <= 1 + 1e-9
-    # The wait comes before the rest of a step and costs the same whatever the stages do.
+    # The wait is before the rest of the step, so its cost does not depend on the stages.
     assert cost["data_loading"] == pytest.approx(0.2, rel=0.2)
     names = causes(diagnosis)
     assert diagnosis.causes[0].runner_up == names[1]
@@ -157,7 +157,7 @@ def test_without_a_recorded_reduce_scatter_peers_are_compared_all_the_same(
     strike: Strike, cause: str
 ) -> None:
     def strike_as_well(world: World) -> None:
-        # So long that a replay without it is far from the recording.
+        # So long that the replay without it is too far from the recording for a verdict.
         world.scatter_s[:] += 12 * pass_s(world)
         strike(world)
 

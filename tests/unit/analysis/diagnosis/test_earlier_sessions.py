@@ -1,4 +1,4 @@
-"""Sessions against the job's past: all workers slower than then, or one that has become slow."""
+"""Sessions compared with the job's past: all workers are slower than then, or one is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings of context-parallel ranks: held against an event simulation of their own."""
+"""Rings of context-parallel ranks, compared with a separate event simulation."""
 
 from __future__ import annotations
 

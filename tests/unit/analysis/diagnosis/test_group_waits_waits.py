@@ -28,7 +28,7 @@ def test_a_group_waits_for_its_straggler_as_long_as_it_is_slower() -> None:
     assert (group.cell, group.slowest, group.of_one_rank) == ((2, 1), 3, True)
     assert group.typical < 0.1 * group.share
     total = sum(float(less.sum()) for less in computations_without(observation, [group]).values())
-    # but for what healthy groups wait, which compute less long
+    # Without the waiting of healthy groups, which compute for a shorter time.
     beyond = 1 - group.typical * (1 - group.share) / group.share
     assert 0.9 < beyond < 1
     assert total == pytest.approx(beyond * waits[2, 1].wait_ns.sum())
@@ -39,12 +39,12 @@ def test_a_step_without_a_straggler_is_off_by_what_healthy_groups_differ() -> No
     waits = measure_waits(observation)
     (group,) = waiting_groups(observation, waits)
 
-    # one of three DP ranks
+    # The group is in one of three DP ranks.
     assert without_waits(observation, [group]).reference == pytest.approx(group.typical / 2 / 3)
     assert without_waits(observation, [group]).longer == 0
     (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
     assert alone.typical == THRESHOLDS.typical_wait
-    # no healthy one tells how long they wait, which may be longer
+    # Without a healthy group, the usual waiting is unknown and may be longer.
     assert without_waits(observation, [alone]).longer == pytest.approx(THRESHOLDS.typical_wait / 3)
 
 
@@ -62,7 +62,7 @@ def test_what_other_groups_of_a_cell_wait_is_no_waiting_of_a_group() -> None:
     trace = synthetic.trace
     sizes = trace.meta.sizes
     plain = {wait.cell: wait for wait in measure_waits(observe(synthetic))}
-    # the same ranks as two groups of half as many
+    # The same ranks, as two groups of half the size.
     halved = replace(trace, meta=replace(trace.meta, sizes=replace(sizes, tp=sizes.tp // 2, cp=2)))
     waits = {wait.cell: wait for wait in measure_waits(observe(replace(synthetic, trace=halved)))}
 

@@ -1,4 +1,4 @@
-"""The headline holds a job against itself without its causes."""
+"""The headline compares a job with the same job without its causes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_interval_needs_steps_enough_to_tell_spells_by() -> None:
 
 
 def half_widths(judged: Judged) -> tuple[float, float]:
-    """Return how far the interval reaches below and above, as logarithms."""
+    """Return the distances of the interval's ends below and above the slowdown, as logarithms."""
     found = interval_of(judged)
     assert found is not None
     slowdown = judged.steps_s.mean() / judged.reference_s.mean()
@@ -86,7 +86,7 @@ def half_widths(judged: Judged) -> tuple[float, float]:
 
 
 def alike(**changes: Any) -> Judged:  # noqa: ANN401 - fields of Judged
-    """Return steps that are exactly alike, twice as long as without their causes."""
+    """Return identical steps, twice as long as without their causes."""
     known = Judged(np.full(24, 2.0), np.full(24, 1.0), unknown_share=0.0, recorded_s=2.0)
     return replace(known, **changes)
 
@@ -134,7 +134,7 @@ def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
     below, above = half_widths(alike(recorded_s=2.04))
 
     assert above == pytest.approx(THRESHOLDS.model)
-    # 0.04 s are added to 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
+    # 0.04 s are added to 1 s, a slowdown of 2.04 / 1.04; `hidden` times as much more may be hidden.
     assert below > np.log(2 / (2.04 / 1.04))
     assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + THRESHOLDS.hidden * 0.04, abs=1e-3)
 
@@ -153,7 +153,7 @@ def test_what_is_late_where_hosts_wait_for_transfers_may_be_late_because_of_the_
     _, above = half_widths(late)
     below_waiting, above_waiting = half_widths(replace(late, hosts_wait=True))
 
-    # all of it or none: 0.04 s of the second that a step takes without the causes
+    # All or nothing of it: 0.04 s of the second that a step takes without the causes.
     assert above_waiting == pytest.approx(hypot(above, 0.04))
     assert below_waiting == half_widths(late)[0]
     in_time = alike(recorded_s=2.0)

@@ -14,7 +14,7 @@ EVEN = replace(PLAIN, dp=6, microbatches=6, steps=24)
 
 
 def unequal(world: World) -> None:
-    """Every microbatch has a length of its own, by chance longer ones on some DP ranks."""
+    """Each microbatch has a random length, so that some DP ranks have longer ones by chance."""
     lengths = np.random.default_rng(8).uniform(0.3, 2.0, (EVEN.microbatches, EVEN.steps, EVEN.dp))
     world.forward_s[:] *= lengths
     world.backward_s[:] *= lengths
@@ -37,7 +37,8 @@ def test_without_their_lengths_all_dp_ranks_take_alike() -> None:
         for stage, times_ns in enumerate(own.times_ns):
             left = times_ns / typical.microbatches[name].of_stage(stage)
             by_rank = left.mean(axis=(0, 1))
-            # half of the DP ranks were 3 to 5 % above the others, each held against its own peers
+            # A comparison of each rank with its own peers would put half of the DP ranks 3 to 5 %
+            # above the others.
             assert np.ptp(by_rank) < 0.012 * by_rank.mean()
 
 

@@ -1,4 +1,4 @@
-"""Networks that are slow for all ranks alike, against the job's past."""
+"""Networks that are slow for all ranks alike, found by comparison with the job's past."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Program = tuple[Compute | Meet, ...]
 
 
 def loop(program: Program, times: float = 1.0, seed: int = 0) -> Loop:
-    """Return a job of four ranks whose network takes some times as long."""
+    """Return a job of four ranks with a factor on the times of its network."""
 
     def slower(item: Compute | Meet) -> Compute | Meet:
         if isinstance(item, Meet):

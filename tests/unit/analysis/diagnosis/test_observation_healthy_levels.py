@@ -1,4 +1,4 @@
-"""How well it is known what workers would take that are at fault."""
+"""The uncertainty of the times that faulty workers would take if they were healthy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unsure(*workers: Worker, job: JobModel = JOB, noise: float = 0.003, slow: fl
 
 def test_it_is_as_uncertain_as_healthy_peers_differ() -> None:
     assert unsure((1, 1), noise=0.02) > 3 * unsure((1, 1), noise=0.004)
-    # peers that are all alike are no certainty
+    # Identical peers do not remove the uncertainty.
     assert unsure((1, 1), noise=0.0) > 0.0005
 
 
@@ -33,7 +33,7 @@ def test_how_slow_the_worker_is_does_not_matter() -> None:
 def test_one_of_many_dp_ranks_weighs_less() -> None:
     few, many = (replace(JOB, sizes=Sizes(dp=dp, pp=2)) for dp in (3, 12))
     assert unsure((1, 1), job=many) < 0.5 * unsure((1, 1), job=few)
-    # two of a DP rank are one pipeline, those of two are two
+    # Two workers of one DP rank are in one pipeline, two of different DP ranks in two.
     assert unsure((1, 1), (2, 2)) > 1.5 * unsure((1, 1), (1, 2))
 
 
@@ -52,9 +52,9 @@ def test_a_stage_without_healthy_workers_has_the_others_to_tell() -> None:
     ("workers", "share"),
     [
         ([(1, 1)], 3 / 4),
-        # all stages of two DP ranks
+        # all stages of two of four DP ranks
         ([(1, 0), (1, 1), (2, 0), (2, 1)], 2 / 4),
-        # a stage on all DP ranks
+        # one of two stages on all DP ranks
         ([(dp, 1) for dp in range(4)], 1 / 2),
         ([(dp, pp) for dp in range(4) for pp in range(2)], 0),
     ],

@@ -25,7 +25,7 @@ from app.analysis.trace.model import Trace
 from tests.random_jobs import random_job
 from tests.unit.analysis.diagnosis.jobs import JOB, TENSOR, causes, diagnosed, session, where
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 MIXED = session(SlowWorker((2, 1), 1.6), GarbageCollection(120e6, pauses=0.4))

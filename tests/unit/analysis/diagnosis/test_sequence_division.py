@@ -65,7 +65,7 @@ def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_other
     ]
     assert all(group.typical_known for group in even)
     assert even[0].typical == pytest.approx(np.mean(waits), rel=0.1)
-    # each of them would wait about so long, the job as all of them together
+    # Each group has the same uncertainty, and the job that of six independent groups.
     assert without_waits(observation, even).reference == pytest.approx(even[0].typical / 2 / 6**0.5)
 
 
@@ -73,7 +73,7 @@ def test_groups_wait_for_what_the_last_rank_takes_longer_than_all_do_on_average(
     observation = observed(SHAPE, divided=True)
     even = as_divided_evenly(observation, waiting(observation))
 
-    # the others do 0.9 of what they would evenly, each after its share
+    # The last rank does 1.3 of an even share of the work, the other three ranks 0.9.
     assert [group.share for group in even] == pytest.approx([0.3 / 1.3] * len(even), rel=0.02)
 
 

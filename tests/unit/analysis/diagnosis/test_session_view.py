@@ -1,4 +1,4 @@
-"""With one DP rank the layers say whether a stage is heavy or a worker slow, if they can."""
+"""With one DP rank, the numbers of layers distinguish a heavy stage from a slow worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_with_even_layers_a_slow_stage_between_the_others_is_a_slow_worker() -> 
 
     assert causes(diagnosis) == ["slow_worker"]
     assert diagnosis.causes[0].where.workers == ((0, 1),)
-    # it takes what the other stages take without the fault, and not the mean of all
+    # The worker's reference is the other stages' time without the fault, and not the mean of all.
     healthy = diagnosed(session(job=EVEN))
     assert healthy.causes == ()
     assert diagnosis.slowdown == pytest.approx(1.5, abs=0.1)
@@ -45,7 +45,7 @@ THICK = replace(ONE_RANK, layers=(20, 20, 20, 20))
 @pytest.mark.parametrize(
     ("stage", "job", "first"),
     [
-        # An embedding costs next to nothing, a head a few layers.
+        # An embedding costs next to nothing, and a head as much as a few layers.
         pytest.param(0, EVEN, "slow_worker", id="first stage"),
         pytest.param(3, EVEN, "stage_imbalance", id="last stage"),
         pytest.param(3, THICK, "slow_worker", id="a head of 16 layers"),

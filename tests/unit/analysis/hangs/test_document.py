@@ -1,4 +1,4 @@
-"""What is kept of a hang: ranks folded by what they wait for, and equal stacks."""
+"""The document of a hang: ranks are grouped by the operation that they wait for, and by stack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAITING = (Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2800),)
 
 
 def waiting_for(stuck: set[int], world: int, size: int) -> HangDocument:
-    """Return a job in groups of consecutive ranks; the last collective is one of all."""
+    """Return a job in groups of consecutive ranks, whose last collective is one of all ranks."""
     groups = [Group("0", "WORLD", tuple(range(world)))]
     groups += [
         Group(str(first), "TENSOR", tuple(range(first, first + size)))

@@ -1,4 +1,4 @@
-"""Who is waited for, in jobs that stand still for a reason that is known."""
+"""Culprits of hangs with a known reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.hangs.flight_recorder import FlightRecorder, read_dump
 from tests.support.hanging import Hanging, as_json
 from tests.support.nightly import drawn
 
-# Of a processor's time, for a job of 16,384 ranks.
+# Limit of processor time in s, for a job of 16,384 ranks.
 VERDICT_WITHIN_S = 2
 
 
@@ -33,7 +33,7 @@ def blamed(hang: Hang) -> dict[int, HangKind]:
 
 
 def nested(tp: int, dp: int, pp: int) -> dict[str, list[tuple[int, ...]]]:
-    """Return the groups of ranks that are numbered with tensor parallelism innermost."""
+    """Return the groups of ranks, numbered with tensor parallelism innermost."""
     world = range(tp * dp * pp)
     return {
         "tp": [tuple(range(first, first + tp)) for first in world[::tp]],
@@ -66,7 +66,8 @@ def test_the_planted_ranks_are_named_whatever_groups_there_are(
     hanging = Hanging(world, rounds, ahead=data.draw(st.integers(1, 6)))
     on_host = data.draw(st.booleans())
     stops = dict.fromkeys(planted, at)
-    # A device that is stuck is told by a peer that went on, until it waits for it.
+    # A stuck device can be identified if a peer has completed its collective and does not wait for
+    # it.
     alone = any(set(group) <= planted for group in rounds[at] if planted & set(group))
     on_host |= alone or at == len(kinds)
     hanging = (

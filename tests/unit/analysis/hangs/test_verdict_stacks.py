@@ -1,4 +1,4 @@
-"""Who is waited for by stacks alone."""
+"""Culprits of hangs found by stacks alone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_rank_that_says_nothing_is_named_where_nothing_pending_leads_to_it() -
     assert "process 7 is stopped" in hang.sentence
     assert "ranks 0 and 1 wait in all_reduce" in hang.sentence
 
-    # Of a host that is gone no one says how its processes are.
+    # If the whole host is gone, no other rank reports the state of its processes.
     unheard = judge_hang(replace(stopped, processes={}))
     assert "says nothing any more" in unheard.sentence
     assert 0.5 <= unheard.confidence < hang.confidence

@@ -1,4 +1,4 @@
-"""Sequences divided as a loader does: the gain is that of the division, not of the mean."""
+"""The fix that divides sequences as a loader does: its gain is that of an actual division."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fix_of(trace: Trace) -> Recommendation:
 
 
 def naming(trace: Trace, lengths: object) -> Trace:
-    """Return a trace whose metadata say something else of its sequences."""
+    """Return a trace with other sequence lengths in its metadata."""
     extra: dict[str, Any] = {**trace.meta.extra, "sequence_lengths": lengths}
     return replace(trace, meta=replace(trace.meta, extra=extra))
 
@@ -40,7 +40,7 @@ def test_a_division_that_a_loader_makes_is_replayed(session: SyntheticSession) -
     fix = fix_of(session.trace)
     assert fix.balancing is not None
     assert not fix.at_most
-    # what is promised is near what no division can beat, and not beyond it
+    # The promised gain is near the largest possible gain, and not above it.
     truth = session.truth
     most = 1 - sum(truth.healthy_step_times_s) / sum(truth.step_times_s)
     assert 0.6 * most < fix.predicted_gain <= most * 1.03
@@ -53,7 +53,7 @@ def test_costs_and_limit_are_those_of_the_session(session: SyntheticSession) -> 
     assert plan.max_tokens == SequenceLengths().max_length
     assert plan.stages == JOB.sizes.pp
     cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
-    # 0.05 + 0.6 Σs + Σs², in units of the longest
+    # The fitted cost is 0.05 + 0.6 Σs + Σs², in units of the longest microbatch.
     long, short = (cost.of([plan.max_tokens // parts] * parts) for parts in (1, 8))
     assert long / short == pytest.approx(1.65 / (0.65 + 1 / 8), rel=0.1)
 

@@ -1,4 +1,4 @@
-"""A template around slow workers and uneven stages, and what its replay says."""
+"""Templates around slow workers and uneven stages, and their replay."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ def test_a_slow_worker_gets_fewer_layers_and_the_step_is_shorter() -> None:
 
 
 def test_what_is_predicted_is_what_a_job_so_divided_takes() -> None:
-    """The same worker with as much less to do as the template gives it, executed."""
+    """The job is executed with the layers of the template and the same slow worker."""
     slow = trace_of(SlowWorker((0, 3), 1.5))
     found = planned(analyze(slow).report)
     assert found.worker_of_stage == (0, 1, 2, 3)
     counts = np.array(found.layers.template)
-    # On every DP rank each stage takes its share of the layers; (0, 3) takes 1.5 times as long.
+    # Each stage takes its share of the layers on every DP rank; worker (0, 3) takes 1.5 times as
+    # long.
     changes = [
         SlowWorker((dp, pp), counts[pp] / 8 * (1.5 if (dp, pp) == (0, 3) else 1.0))
         for dp in range(3)

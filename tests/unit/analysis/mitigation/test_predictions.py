@@ -1,4 +1,4 @@
-"""What replacing slow workers is predicted to bring, against the same job without them."""
+"""The predicted gain of replacing slow workers, compared with the same job without them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 JOB = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=16)
-# Hosts that launch late: the replay, which does not have that, is some per cent off.
+# A job with late launches, which the replay does not model, so that it is some per cent off.
 LATE = JobModel(
     Sizes(dp=6, pp=4, vpp=3),
     microbatches=8,
@@ -52,7 +52,7 @@ OVERLAPPED = JobModel(
 
 
 def replacement(synthetic: SyntheticSession) -> tuple[Recommendation, float]:
-    """Return the recommended replacement, and how far its step is from the true one."""
+    """Return the recommended replacement, and the relative error of its step time."""
     report = analyze(synthetic.trace).report
     (fix,) = (f for f in report.recommendations if f.action == "replace_worker")
     now_s = float(np.mean(report.step_times.simulated))
@@ -86,7 +86,7 @@ def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
     synthetic = synthesize(LATE, (SlowWorker((2, 1), 1.8),), seed=3)
     _, error = replacement(synthetic)
     assert abs(error) < 0.005
-    # the launches are what it takes: the replay of durations alone is off by more
+    # The prediction must contain the launches: the replay of durations alone has a larger error.
     healthy = analyze(synthesize(LATE, seed=3).trace).report
     assert healthy.fidelity.discrepancy > 0.01
 
@@ -138,10 +138,10 @@ def test_the_best_fix_of_a_cause_removes_it(
     best, *others = report.recommendations
     assert best.action == action
     assert best.title.startswith(title)
-    # the same fix is not predicted in other words
+    # No second fix recommends the same replacement.
     replaced = [fix.action for fix in others if fix.action.startswith("replace")]
     assert replaced == []
-    # what it saves is what the cause costs
+    # The fix saves the cost of its cause.
     truth = synthetic.truth
     lost = 1 - np.mean(truth.healthy_step_times_s) / np.mean(report.step_times.recorded)
     assert best.predicted_gain == pytest.approx(lost, rel=0.2)
@@ -166,9 +166,9 @@ def test_planned_collections_pause_everybody_as_often_as_one_worker_stalls_now()
     (cause,) = report.causes
     fix = report.recommendations[0]
     assert fix.action == "plan_garbage_collection"
-    # half a pause a step on each worker
+    # Each worker pauses in every second step on average.
     assert fix.title == "Collect garbage on all workers at once, every 2 steps"
-    # every stalled forward would take its usual time, but each second step pauses
+    # All stalled forward passes take their usual time, but every second step has a pause.
     assert isinstance(cause.figure, Stalls)
     longest_s = cause.figure.longest_s
     assert longest_s > 0.1

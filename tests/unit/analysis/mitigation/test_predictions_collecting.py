@@ -1,4 +1,4 @@
-"""Planned collections: how often, and how long all pause."""
+"""Planned garbage collections: their interval, and the length of the common pause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW_S = 2.0
 
 
 def session(pauses_s: np.ndarray) -> Cause:
-    """Return the cause of a session with pauses, shape (steps, dp, pp), 0 where there are none."""
+    """Return the cause of a session with pauses, shape (steps, dp, pp), 0 for no pause."""
     return Cause(
         cause="garbage_collection",
         contribution=1.0,
@@ -33,7 +33,7 @@ def session(pauses_s: np.ndarray) -> Cause:
 
 
 def drawn(share: float, growth: float = 1.0) -> np.ndarray:
-    """Return pauses of 0.1 s at the start, in a share of the steps of each worker."""
+    """Return pauses of 0.1 s at the start of a share of each worker's steps."""
     rng = np.random.default_rng(5)
     level = 0.1 * np.linspace(1, growth, STEPS)[:, None, None]
     size = (STEPS, DP, PP)

@@ -1,4 +1,4 @@
-"""Layer costs where no profile is given."""
+"""Layer costs without a profile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_block_has_the_flops_of_the_formula() -> None:
     a100 = spec.times_of(spec.devices[0])
     assert a100.forward_ms[1] == pytest.approx(flops / (312e12 * 0.5) * 1e3)
     assert a100.backward_ms[1] == pytest.approx(2 * a100.forward_ms[1])
-    # embedding and head of the same table
+    # Embedding and head have equal tables.
     assert spec.layers[0].parameter_bytes == spec.layers[-1].parameter_bytes == 32000 * h * 2
     assert spec.layers[1].parameter_bytes == 12 * h * h * 2
     assert spec.layers[1].output_bytes == tokens * h * 2

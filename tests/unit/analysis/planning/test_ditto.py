@@ -1,4 +1,4 @@
-"""Ditto, part by part, on cases that can be followed by hand."""
+"""The parts of Ditto, on cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_virtual_cluster_counts_every_device() -> None:
 
 def test_folding_with_communication_takes_the_closest_number() -> None:
     # C_w = 240 ms on the slow type, 60 on the fast: d* = 4. With an all-reduce of 10 ms a layer,
-    # p(1) = 240, p(2) = 120 + 6·10 = 180, p(3) = 80 + (1·0 + 2·60)/3 = 120 + 5 (across),
-    # p(4) = 60 + 60 + 2·5: three is as close as it gets
+    # p(1) = 240, p(2) = 120 + 6·10 = 180, p(3) = 80 + (1·0 + 2·60)/3 = 120 + 5 (across), p(4) = 60
+    # + 60 + 2·5: p(3) is nearest.
     network = Network(allreduce_in_node_ms=({2: 10.0},) * 6, allreduce_across_ms=(5.0,) * 6)
     cluster = spec(DeviceType("slow", 1, 2), DeviceType("fast", 1, 2, speed=4.0), network=network)
     assert fold(cluster).factors == (1, 4)
@@ -81,7 +81,8 @@ def test_recovery_merges_as_many_stages_as_a_device_is_worth() -> None:
     )
     template = recover(problem, fold(problem.spec), [(0, 1), (1, 2), (2, 3)])
     assert template is not None
-    # the rightmost slowest stage further right is cheaper by T_oobleck: the fast one is first
+    # T_oobleck is lower if the rightmost slowest stage is further right, so the fast device is
+    # first.
     assert sorted((stage.end - stage.first, stage.nodes[0][0]) for stage in template) == [
         (1, 0), (2, 1),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where there is no template: the reason, and changes that are enough."""
+"""Infeasible specifications: the reason, and changes that suffice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_more_nodes_than_layers() -> None:
 
 
 def test_nodes_that_cannot_be_used_up() -> None:
-    # three devices are two stages, seven are three
+    # Three devices make two stages, seven make three.
     error = refused(spec(2, DeviceType("a", 1, 7)))
     assert "too few layers" in error.message
 
@@ -45,7 +45,7 @@ def test_too_little_memory_names_what_would_do() -> None:
     assert error.message == "no template fits the memory"
     change = next(fault for fault in error.faults if fault.column == "devices[0].memory_bytes")
     assert change.code == "more_memory"
-    # one layer at the end: 600 MiB of weights and one microbatch in flight
+    # The last stage with one layer: 600 MiB of weights and one microbatch in flight.
     enough = replace(devices[0], memory_bytes=611 * MIB)
     assert plan(spec(4, enough, devices[1]), compare=False).template
     assert "0.60 GiB" in change.message

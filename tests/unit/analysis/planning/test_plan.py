@@ -1,4 +1,4 @@
-"""What planning returns, by method and objective."""
+"""The result of planning, by method and objective."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ditto_on_equal_blocks() -> None:
         cost_ms(ex1, "t_oobleck") * 1.037, rel=5e-4
     )
     ex3 = plan(uniform_example("Ex3"), objective="t_oobleck")
-    # by the order of ties in the virtual template
+    # The ratio depends on the order of ties in the virtual template.
     assert 1.20 <= cost_ms(ex3.comparison["ditto"], "t_oobleck") / cost_ms(ex3, "t_oobleck") <= 1.44
     assert "there are 8" in ex3.reasons["greedy"]
 

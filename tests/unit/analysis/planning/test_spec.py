@@ -1,4 +1,4 @@
-"""From a session's times to a template around its slow workers."""
+"""Specifications of templates around slow workers, made from a session's times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.analysis.planning.template import evaluate
 
 
 def session(slowdown: float = 1.0) -> MeasuredSession:
-    """Four stages of four layers on three DP ranks; the last also has a head of 2 + 4 ms."""
+    """Return four stages of four layers on three DP ranks; the last has a head of 2 + 4 ms."""
     speeds = np.ones((3, 4))
     speeds[1, 2] /= slowdown
     return MeasuredSession((Layer(2.0, 4.0),) * 16 + (Layer(2.0, 4.0),), speeds, microbatches=12)
@@ -22,7 +22,7 @@ def test_a_slow_worker_is_a_type_of_its_own() -> None:
     healthy, slow = spec.devices
     assert (healthy.nodes, slow.nodes) == (3, 1)
     assert slow.speed == pytest.approx(0.5)
-    # only its own DP rank is slow
+    # Only DP rank 1 has a slow worker.
     assert len(spec_of_session(session(2.0), dp_rank=0).devices) == 1
     assert len(spec_of_session(session(2.0), dp_rank=1).devices) == 2
 
@@ -41,5 +41,5 @@ def test_the_plan_gives_the_slow_worker_less() -> None:
     }
     assert found.optimal
     assert sizes["stage 2's worker"] < sizes["healthy"]
-    # today the stages take 24, 24, 48 and 30 ms
+    # Without a template, the stages take 24, 24, 48 and 30 ms.
     assert evaluate(found.problem, found.template).t_std / 1e9 < 0.7 * (126 + 11 * 48)

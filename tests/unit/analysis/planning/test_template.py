@@ -1,4 +1,4 @@
-"""1F1B against worked examples and against the synthesizer's executor."""
+"""1F1B, compared with worked examples and with the synthesizer's executor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_stage_takes_the_sum() -> None:
 
 
 def test_equal_stages_take_what_the_formula_says() -> None:
-    # fill and drain of S − 1 stages, then N_b microbatches
+    # Fill and drain of S − 1 stages, and N_b microbatches.
     line = simulate([10] * 4, [20] * 4, [0] * 3, [0] * 3, 8)
     assert line.iteration_ps == (8 + 4 - 1) * 30
 
@@ -44,7 +44,7 @@ def test_last_stage_alternates() -> None:
 
 def test_transfers_delay_the_neighbor_and_share_a_link() -> None:
     line = simulate([1, 1], [1, 1], [10], [0], 2)
-    # both microbatches are computed at once, their transfers follow each other
+    # Both microbatches are computed at the same time, but their transfers follow each other.
     assert line.start_ps[0, 1].tolist() == [11, 21]
 
 
@@ -67,14 +67,14 @@ def test_is_never_below_its_bounds(seed: int) -> None:
     for k in range(stages):
         ahead = sum(forward[:k]) + sum(backward[:k]) + 2 * sum(sends[:k])
         assert line.iteration_ps >= ahead + busy[k]
-    # no two computations of a stage overlap
+    # The computations of a stage do not overlap.
     starts = np.sort(np.concatenate([line.start_ps[0], line.start_ps[1]], axis=1), axis=1)
     ends = np.sort(np.concatenate([line.end_ps[0], line.end_ps[1]], axis=1), axis=1)
     assert (starts[:, 1:] >= ends[:, :-1]).all()
 
 
 def executed_ns(costs: tuple[list[int], list[int]], sends: list[int], microbatches: int) -> int:
-    """Return what the synthesizer's executor makes of the same pipeline."""
+    """Return the iteration of the same pipeline by the synthesizer's executor in ns."""
     stages = len(costs[0])
     job = JobModel(
         sizes=Sizes(dp=1, pp=stages), microbatches=microbatches, steps=1, op_types=frozenset()
@@ -103,7 +103,7 @@ def test_agrees_with_the_synthesizer(seed: int) -> None:
     none = [0] * (stages - 1)
     line = simulate(forward, backward, none, none, microbatches)
     assert line.iteration_ps == executed_ns((forward, backward), none, microbatches)
-    # the synthesizer posts a receive only after the computation before: never faster than links
+    # The synthesizer posts a receive only after the computation before, so it is never faster.
     sends = draw.integers(1, 30, stages - 1).tolist()
     line = simulate(forward, backward, sends, sends, microbatches)
     assert line.iteration_ps <= executed_ns((forward, backward), sends, microbatches)

@@ -1,4 +1,4 @@
-"""Sums of evidence, held against a loop over steps and subjects."""
+"""Sums of evidence, compared with a loop over steps and subjects."""
 
 from __future__ import annotations
 

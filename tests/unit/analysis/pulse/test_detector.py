@@ -1,4 +1,4 @@
-"""What is noticed in pulses of known truth, and that it does not depend on how rows come."""
+"""Notices in pulses of known truth, which do not depend on the order of arrival of rows."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_what_happens_to_healthy_jobs_is_not_noticed(event: str) -> None:
 
 
 def test_a_new_process_group_begins_anew() -> None:
-    # The next group has fewer ranks, other offsets, and steps that repeat, in the same attempt.
+    # The next process group of the attempt has fewer ranks, other offsets, and repeated step
+    # numbers.
     rng = stream(4, "elastic")
     job = PulseJob.healthy(replace(DIALS, offsets=0.03, steps=200), rng)
     after = PulseJob.healthy(replace(DIALS, dp=7, offsets=0.03, steps=200), rng)
@@ -147,7 +148,7 @@ def test_a_new_process_group_begins_anew() -> None:
 
 @pytest.mark.parametrize("batch", [1 << 16, 97])
 def test_ranks_may_be_renumbered_when_a_world_shrinks_after_a_pause(batch: int) -> None:
-    # Rank 3 is another device from step 150 on: one that was usual there is slower than it was.
+    # Rank 3 is on another device from step 150 on: usual among the ranks, but slower than before.
     job = PulseJob.healthy(replace(DIALS, pp=1, dp=16, noise=0.005), stream(10, "renumbered"))
     job.computing[:150, 3] *= 0.94
     job.computing[150:, 3] *= 1.03
@@ -176,7 +177,7 @@ def test_notices_are_the_same_however_rows_are_cut_and_after_any_restart() -> No
     EVENTS["missing host"](job, rng)
     job.missing[:, [2, 5]] = False
     rows = job.rows()
-    # Late, twice and out of order.
+    # Late, repeated and unsorted rows.
     order = np.argsort(np.arange(len(rows)) + rng.integers(0, 12, len(rows)), kind="stable")
     rows = rows.take(np.insert(order, 700, order[:40]))
     whole = notices_in(rows)

@@ -1,4 +1,4 @@
-"""A detector is kept as bytes, and comes back the same."""
+"""A detector's state is stored as bytes, and restored unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs of blamed ranks say that those of their peers do not."""
+"""Sensor values that distinguish the GPUs of blamed ranks from those of their peers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.analysis.pulse.gpu_readings import (
 )
 
 NOW_NS = 1_790_000_000_000_000_000
-# Under load, at its limit of power as all are.
+# A GPU under load, at its power limit, like all others.
 USUAL = Reading(NOW_NS, 1965, 1980, 61, 690_000, 0x4, 3, 0, 61 << 30)
 HOSTS = {rank: f"node-{rank // 4}" for rank in range(8)}
 
 
 def said(*ranks: int, **unlike: object) -> str | None:
-    """Return what is told where these ranks differ from all others."""
+    """Return the reported differences if these ranks' readings differ from all others."""
     readings = {
         rank: replace(USUAL, **unlike) if rank in ranks else USUAL  # type: ignore[arg-type]
         for rank in range(8)
@@ -35,7 +35,7 @@ def said(*ranks: int, **unlike: object) -> str | None:
     ("unlike", "told"),
     [
         ({}, None),
-        # Within what healthy ones differ by, and a clock that falls while it idles.
+        # Within the differences of healthy GPUs, and a lower clock because the GPU is idle.
         ({"clock_mhz": 1900, "temperature_c": 69, "throttle": 0x1}, None),
         ({"clock_mhz": None, "throttle": None, "temperature_c": None, "ecc_corrected": None}, None),
         ({"clock_mhz": 1230}, "the GPU of rank 5 runs at 1,230 MHz where its peers run at 1,965"),
@@ -69,7 +69,7 @@ def test_a_reading_that_is_old_says_nothing() -> None:
     readings = {0: replace(USUAL, clock_mhz=500), 1: USUAL}
     assert unlike_peers([0], readings, HOSTS, NOW_NS + LIVES_NS) is not None
     assert unlike_peers([0], readings, HOSTS, NOW_NS + LIVES_NS + 1) is None
-    # Alone, only what is wrong in itself.
+    # Without peers, only values that are faults in themselves are reported.
     assert unlike_peers([0], {0: readings[0]}, {}, NOW_NS) is None
     assert unlike_peers([0], {0: replace(USUAL, xids=(79,))}, {}, NOW_NS) is not None
 

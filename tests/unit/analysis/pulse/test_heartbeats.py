@@ -1,4 +1,4 @@
-"""Hangs and silence: what is declared, when, and what is not."""
+"""Hangs and silent processes: when they are declared, and when not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_limits_of_a_tenth_notice_in_a_tenth_of_the_time() -> None:
         (notice,) = detector.advance(rows, limits).notices
         assert notice.ranks == truth.ranks
         noticed.append(notice.noticed_time_ns - last)
-    # Beats come as before: they are five seconds apart.
+    # Beats continue, five seconds apart.
     assert 25e9 < noticed[0] <= 30e9
     assert 2.5e9 < noticed[1] <= 2.5e9 + 5e9
 

@@ -1,4 +1,4 @@
-"""What is kept of a pulse: nothing is lost in blocks, and sums add up."""
+"""Storage of a pulse: blocks lose nothing, and sums are right."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_sums_say_what_they_are_of() -> None:
     assert sums.median_ns == pytest.approx(np.median(np.median(step_ns, axis=1)), rel=0.005)
     assert sums.worst_ns == step_ns.max()
     assert sums.high_ns >= sums.median_ns
-    # All ranks of a replica say the same tokens.
+    # All ranks of a replica have the same tokens, so those of one stage are summed.
     tokens = whole.measures["tokens"][:, whole.pp_ranks == 0].sum()
     assert sums.tokens == tokens
 

@@ -17,7 +17,7 @@ from app.analysis.pulse.medians import (
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 9))
 NUMBERS = st.integers(-5, 5).map(float)
-# Rows of which nothing is missing are taken together.
+# Rows without missing values are computed together.
 ROWS = st.one_of(
     arrays(np.float64, SHAPES, elements=st.one_of(st.just(np.nan), NUMBERS)),
     arrays(np.float64, SHAPES, elements=NUMBERS),

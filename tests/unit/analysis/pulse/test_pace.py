@@ -1,4 +1,4 @@
-"""How long steps take: kept in any batches, bounded, without stalls."""
+"""Statistics of step times: independent of batches, bounded, without stalls."""
 
 from __future__ import annotations
 

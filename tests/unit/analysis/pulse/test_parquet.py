@@ -1,4 +1,4 @@
-"""Files of pulses: read in the order of time, whatever their own; bad ones are refused."""
+"""Files of pulses: read in time order, for any order of rows; invalid files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The detection on a physics that it was not made with: heavy tails, memory, warmth, pipelines."""
+"""The detection on pulses of another simulator: heavy tails, memory, heat, pipelines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nothing_is_noticed_in_healthy_jobs(seed: int) -> None:
 
 
 def test_noise_that_remembers_for_twenty_steps_is_no_slow_rank() -> None:
-    # Means of blocks of eight steps say a third of how far it wanders.
+    # Means of blocks of eight steps vary by a third of the computing's slow variation only.
     rng = np.random.default_rng([99117, 355])
     habits = draw_habits(rng, 5000)
     assert habits.memory > 0.9

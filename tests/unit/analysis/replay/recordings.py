@@ -1,4 +1,4 @@
-"""Recordings whose steps follow one another, and what ranks do between them."""
+"""Recordings of consecutive steps, and of operations between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.factories import joined, select
 
 
 def consecutive(trace: Trace, gap_ns: float) -> Trace:
-    """Return a trace whose steps count without gaps, each begun some time after the last ended."""
+    """Return a trace with consecutive step numbers, and a given time between steps."""
     steps, number = np.unique(trace.step, return_inverse=True)
     start = trace.start_ns.copy()
     at = int(start.min())
@@ -25,9 +25,9 @@ def consecutive(trace: Trace, gap_ns: float) -> Trace:
 def moved(
     trace: Trace, *, from_step: int, by_ns: float, dp: int | None = None, first_only: bool = False
 ) -> Trace:
-    """Return a trace in which all from a step on begins later; of one DP rank where it is given.
+    """Return a trace in which all operations from a step on are later, optionally of one DP rank.
 
-    With `first_only` only what that rank launches first in the step is.
+    With `first_only`, only the first operations of the step are later.
     """
     number = trace.step - trace.step.min()
     late = number == from_step if first_only else number >= from_step
@@ -41,7 +41,7 @@ def moved(
 def host_operation(
     trace: Trace, name: str, *, step: int, dp: int, start_ns: int, duration_ns: int
 ) -> Trace:
-    """Return a trace in which a DP rank's first stage also does something between steps."""
+    """Return a trace with an additional operation between steps on a DP rank's first stage."""
     row = np.flatnonzero((trace.dp == dp) & (trace.pp == 0) & (trace.step == step))[:1]
     one = replace(
         select(trace, row),

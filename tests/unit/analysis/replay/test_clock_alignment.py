@@ -1,4 +1,4 @@
-"""Clocks that are apart, drift, or that nothing connects."""
+"""Clocks with offsets, with drift, and without any connecting communication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.nightly import drawn
 def skewed(
     trace: Trace, sigma_ms: float, *, drift_ppm: float = 0.0, seed: int = 0
 ) -> tuple[Trace, NDArray[np.int64]]:
-    """Return the trace as clocks with random offsets and rates show it, and the offsets."""
+    """Return the trace recorded by clocks with random offsets and rates, and the offsets."""
     rng = np.random.default_rng(seed)
     offsets = rng.normal(0, sigma_ms * 1e6, trace.meta.sizes.world).astype(np.int64)
     rates = rng.normal(0, drift_ppm * 1e-6, trace.meta.sizes.world)
@@ -46,7 +46,7 @@ def skewed(
 
 
 def absolute(trace: Trace, gap_s: float = 60.0) -> Trace:
-    """Return the trace on a clock of today, its steps some time apart."""
+    """Return the trace with times since the epoch, and pauses between its steps."""
     _, number = np.unique(trace.step, return_inverse=True)
     start = trace.start_ns + (1_780_000_000 * 10**9 + number * int(gap_s * 1e9))
     return dataclasses.replace(trace, start_ns=start, step_relative=False)
@@ -135,7 +135,7 @@ def test_clocks_far_apart_are_warned_of(job: Trace) -> None:
 
 
 def test_clocks_that_move_between_steps_are_warned_of(job: Trace) -> None:
-    # what step-relative times do not tell: each step on another offset
+    # Step-relative times hide the clocks between steps: each step has other offsets.
     rng = np.random.default_rng(5)
     offsets = rng.normal(0, 40e6, (int(job.step.max()) + 1, job.meta.sizes.world)).astype(np.int64)
     moving = dataclasses.replace(job, start_ns=job.start_ns + offsets[job.step, job.rank])
@@ -213,7 +213,7 @@ def test_a_line_survives_outliers_and_gaps() -> None:
 
 @pytest.mark.parametrize("nodes", [8, 300])
 def test_potentials_survive_wrong_edges(nodes: int) -> None:
-    # 300 are solved by iteration, 8 directly
+    # 300 nodes are solved by iteration, 8 directly.
     rng = np.random.default_rng(nodes)
     truth = rng.normal(0, 10, nodes)
     one = np.tile(np.arange(nodes), 4)
@@ -247,7 +247,7 @@ def test_parts_are_named_by_their_lowest_node() -> None:
 
 
 def odd_session(seed: int, *, on_clocks: bool) -> Trace:
-    """Return steps of one or two shapes, on wrong clocks, some operations lost."""
+    """Return steps of one or two shapes, with wrong clocks and some lost operations."""
     rng = np.random.default_rng(seed)
     steps = int(rng.integers(2, 20))
     if rng.random() < 0.7:
@@ -304,5 +304,5 @@ def test_iteration_finds_the_potentials_that_one_matrix_gives(seed: int, nodes: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.analysis.replay.robust_statistics.DIRECT_NODES", 0)
         by_iteration = robust_potentials(one, other, difference, np.full(len(one), 0.1), nodes)
-    # rounds end when nothing moves by more than a twentieth of the usual difference
+    # The iteration ends when no offset changes by more than a twentieth of the usual difference.
     assert by_iteration == pytest.approx(directly, abs=SETTLED * np.median(np.abs(difference)))

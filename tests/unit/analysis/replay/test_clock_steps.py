@@ -21,13 +21,13 @@ from tests.random_jobs import random_job
 from tests.support.nightly import drawn
 
 SIZES = ((2, 1), (4, 1), (1, 3), (2, 2), (3, 4))
-# By seconds, in either direction.
+# Seconds by which a clock is set, forward or back.
 SET_BY = (0.05, 0.5, -0.5, 3.0, -120.0, 600.0)
 
 
 @cache
 def slow_job(dp: int, pp: int) -> Trace:
-    """Return a job with a slow worker, each rank on a host of its own."""
+    """Return a job with a slow worker, each rank on a separate host."""
     trace = session(SlowWorker((dp - 1, pp - 1), 1.5), dp=dp, pp=pp, steps=10, seed=3).trace
     return on_hosts(trace)
 
@@ -44,7 +44,7 @@ def clean(dp: int, pp: int) -> Report:
 
 
 def setting(trace: Trace, ranks: Sequence[int], place: int, by_s: float) -> tuple[Trace, int]:
-    """Return the trace with clocks that were set between two steps, and the first step after."""
+    """Return the trace with clocks that are set between two steps, and the first step after."""
     step = int(np.unique(trace.step)[place])
     moved = np.isin(trace.rank, ranks) & (trace.step >= step)
     start = trace.start_ns + np.where(moved, int(by_s * 1e9), 0)
@@ -66,7 +66,7 @@ def test_a_clock_that_is_set_changes_no_verdict(
     (found,) = report.clocks.settings
     assert found.step == step
     assert abs(found.by_s) == pytest.approx(abs(by_s), abs=0.002)
-    # of two clocks nothing tells which was set where steps are sampled with pauses of any length
+    # If steps are sampled with pauses, it is unknown which of two clocks was set.
     if np.prod(sizes) > 2:
         assert found.by_s * by_s > 0
         assert [report.workers.rank[dp][pp] for dp, pp in found.workers] == [host]
@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_changes_no_verdict(
 
 
 def in_a_row(trace: Trace) -> Trace:
-    """Return the trace as if its steps had followed one another."""
+    """Return the trace with its steps made consecutive."""
     steps, number = np.unique(trace.step, return_inverse=True)
     begin = np.array([trace.start_ns[trace.step == step].min() for step in steps])
     ends = trace.start_ns + trace.duration_ns

@@ -92,7 +92,7 @@ def test_what_comes_at_a_fixed_interval_is_better_known_than_what_comes_by_chanc
 
 
 def test_blocks_as_long_as_a_period_do_not_hide_what_steps_differ_by() -> None:
-    # by turns of different lengths: nothing that comes at a fixed interval
+    # Turns of different lengths, which have no fixed interval.
     turns = np.concatenate([np.tile([1.0, 1.0, 1.0, 2.0], 5), [2.0, 1.0, 1.0, 1.0]])
     assert 1.25 * sum(of_blocks(turns)) > 0.2
 
@@ -101,7 +101,7 @@ def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
     rng = np.random.default_rng(7)
 
     def times() -> np.ndarray:
-        """Return steps of which spells of four make half twice as long, from any moment on."""
+        """Return steps in which spells of four make half twice as long, with a random phase."""
         lengths = rng.geometric(0.25, 40)
         slow = np.repeat(np.arange(40) % 2 == rng.integers(2), lengths)[:24]
         return np.where(slow, 2.0, 1.0) * rng.normal(1, 0.01, 24)
@@ -151,8 +151,7 @@ def test_cycles_are_drawn_whole() -> None:
 
     assert as_spells is not None
     assert min(as_spells) > 0.1
-    # whatever steps they begin with, cycles that are all the same have one mean: but in the next
-    # steps they need not be the same
+    # Equal cycles have equal means with any first step, but later steps need not repeat them.
     assert in_cycles is not None
     assert min(in_cycles) > 0.005
     assert max(in_cycles) < 0.2 * min(as_spells)

@@ -7,7 +7,7 @@ from app.analysis.replay.confidence import even_runs
 
 
 def steps_of(*lengths: int, slow_s: float = 2.0) -> np.ndarray:
-    """Return runs of such lengths, of one second and of `slow_s` in turn."""
+    """Return runs of given lengths, alternately of one second and of `slow_s`."""
     return np.concatenate(
         [np.full(length, slow_s if number % 2 else 1.0) for number, length in enumerate(lengths)]
     )

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 FLAT = JobModel(sizes=Sizes(dp=8, pp=1), microbatches=6, steps=20)
 PIPELINE = JobModel(sizes=Sizes(dp=2, pp=2), microbatches=8, steps=20)
 SLOW = SlowWorker((3, 0), 1.4)
-# a second in the synthetic job's nanoseconds
+# one second in nanoseconds
 S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp(Injection):
-    """In some steps all workers compute longer, as where kernels are compiled and tuned."""
+    """In some steps all workers compute longer, as while kernels are compiled and tuned."""
 
     steps: tuple[int, ...]  # positions among the recorded ones
     times: float  # how many times as long
@@ -56,13 +56,13 @@ class WarmUp(Injection):
 
 @dataclass(frozen=True, slots=True)
 class ProfilerStart(Injection):
-    """Ranks come to the first recorded step one after another."""
+    """Ranks begin the first recorded step one after another."""
 
     apart_ns: float  # from the first one to the last
     cause: ClassVar[str] = ""
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay what each rank launches without waiting for anything."""
+        """Delay the first operations of each rank, which wait for nothing."""
         program = work.program
         late = rng.uniform(0, self.apart_ns, (job.sizes.pp, job.sizes.dp))
         late[0, 0], late.flat[-1] = 0.0, self.apart_ns
@@ -181,7 +181,7 @@ def test_data_that_comes_late_every_eight_steps_leaves_the_first_one() -> None:
     steps = np.unique(trace.step)[::8]
     start, duration = trace.start_ns.copy(), trace.duration_ns.copy()
     late = np.isin(trace.step, steps) & (trace.rank == 5)
-    # the loader of one rank: what it does first begins late, and all others wait in a collective
+    # One rank's loader is late, so that its first operation begins late and all others wait for it.
     first = late & (trace.order == 0) & (trace.op == trace.op_names.index("params-all-gather"))
     assert first.sum() == len(steps)
     start[first] += int(S)

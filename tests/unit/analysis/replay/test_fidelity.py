@@ -1,4 +1,4 @@
-"""Where a verdict is withheld, the reason names what the recording really shows."""
+"""Withheld verdicts: the reason names the actual fault of the recording."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHUNKS = replace(JOB, sizes=Sizes(dp=3, pp=4, vpp=2), schedule=Schedule.INTERLEA
 
 @dataclass(frozen=True, slots=True)
 class Late(Injection):
-    """Launches of a type come late: by chance anywhere, or always the same ones of stage 1."""
+    """Late launches of a type: at random, or always the same ones of stage 1."""
 
     op_type: str
     mean_ns: float
@@ -62,7 +62,7 @@ class Late(Injection):
 
 
 def report_on(trace: Trace, *, adapted: bool = True) -> Report:
-    """Return the report of a session that gets no verdict."""
+    """Return the report of a session without a verdict."""
     report = analyze(trace, () if adapted else EVERY).report
     assert report.fidelity.verdict is False
     assert report.verdict.level == "none"
@@ -77,7 +77,7 @@ def reason_of(trace: Trace, *, adapted: bool = True) -> str:
 
 
 def jumping(trace: Trace, *, stage: bool) -> Trace:
-    """Return a trace on one of whose stages, or DP ranks, the clock jumps in every step."""
+    """Return a trace in which the clock of a stage, or of a DP rank, jumps in every step."""
     jumps = 200e6 * np.random.default_rng(0).normal(size=int(trace.step.max()) + 1)
     wrong = trace.pp == 1 if stage else trace.dp == 1
     return replace(
@@ -87,7 +87,7 @@ def jumping(trace: Trace, *, stage: bool) -> Trace:
 
 
 def with_eager_sends(trace: Trace) -> Trace:
-    """Return a trace whose sends end when they are handed over."""
+    """Return a trace whose sends end when the data is handed to the network."""
     sends = np.isin(trace.op, [trace.op_names.index(n) for n in (FORWARD_SEND, BACKWARD_SEND)])
     short = np.minimum(trace.duration_ns, 100_000)
     return replace(trace, duration_ns=np.where(sends, short, trace.duration_ns))
@@ -104,7 +104,7 @@ def test_ends_that_are_taken_at_the_wait(kind: str) -> None:
     assert "ends of transfers are taken when the job waits for them" in reason
     assert "take them when the transfer is done" in reason
     assert "clocks" not in reason
-    # nor do warnings blame them, though the ends that clocks are compared by are far apart
+    # Warnings do not blame clocks, although the ends by which clocks are compared differ widely.
     assert report_on(trace, adapted=False).clocks.warnings == ()
 
 
@@ -131,7 +131,7 @@ def test_sends_that_end_when_they_are_handed_over_are_no_clocks() -> None:
     report = analyze(with_eager_sends(trace)).report
     step_ns = report.step_times.recorded[0] * 1e9
 
-    # ends are apart, and clocks are not
+    # The ends of transfers differ, but clocks do not.
     assert replayed.clocks.residual_ns.max() > CLOCK_WARNING * step_ns
     assert clocks_apart_ns(replayed.layout, replayed.graph) < 1e-3 * step_ns
     assert "clocks" not in distrust(replayed, measure(replayed), [], 0.05)
@@ -170,7 +170,7 @@ def test_computations_that_wait_inside_for_collectives() -> None:
     ids=["both ways", "backward"],
 )
 def test_hosts_that_are_late_by_chance(job: JobModel, op_types: tuple[str, ...]) -> None:
-    # (Forwards alone are what garbage collection delays.)
+    # Late forward passes alone would be garbage collection.
     late = [Late(op_type, 60e6, 0.4) for op_type in op_types]
 
     reason = reason_of(synthesize(job, late, seed=1).trace)
@@ -199,7 +199,7 @@ def test_kernels_that_wait_for_others_that_they_do_not_need() -> None:
     replayed = prepare_replay(SCENARIOS["kernel-dependency"].synthesize(0).trace)
     metrics = measure(replayed)
 
-    # as it is said where the diagnosis does not know it
+    # The reason without the diagnosis
     reason = distrust(replayed, metrics, late_launches(replayed, metrics), 0.05)
 
     assert "kernels wait for others that they do not need" in reason
@@ -216,7 +216,7 @@ def test_what_the_diagnosis_knows_is_no_fault_of_the_recording(scenario: str, ti
     report = analyze(SCENARIOS[scenario].synthesize(0).trace).report
     reason = report.fidelity.reason or ""
 
-    # a headline without S
+    # There is a headline, but no S.
     assert report.headline.kind is HeadlineKind.LAUNCHES
     assert report.fidelity.verdict is False
     assert report.verdict.level == "slow"

@@ -1,4 +1,4 @@
-"""Durations that cannot be, as profilers of devices record them now and then."""
+"""Impossible durations, which profilers of devices record now and then."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slow_job() -> Trace:
 
 
 def taking(trace: Trace, row: int, seconds: float) -> Trace:
-    """Return the trace with another duration of one operation."""
+    """Return the trace with a changed duration of one operation."""
     duration = trace.duration_ns.copy()
     duration[row] = min(int(seconds * SECOND), MAX_TIME_NS)
     return dataclasses.replace(trace, duration_ns=duration)
@@ -85,7 +85,7 @@ def test_several_impossible_durations_are_counted_and_named() -> None:
 
 
 def test_a_long_pause_that_all_wait_for_is_possible() -> None:
-    """A send that hangs for a minute holds up what follows: nothing began before it ended."""
+    """A send that takes a minute delays all that follows: nothing began before its end."""
     trace = slow_job()
     step, rank = 4, int(trace.rank.max())
     held = (trace.step == step) & (trace.op == trace.op_names.index(OPTIMIZER))

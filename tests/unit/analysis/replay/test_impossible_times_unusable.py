@@ -1,4 +1,4 @@
-"""Steps with times that cannot be are left out by name; the others are judged."""
+"""Steps with impossible times are left out with a reason; the others are judged."""
 
 from __future__ import annotations
 

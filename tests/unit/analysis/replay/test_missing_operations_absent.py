@@ -22,7 +22,7 @@ def without(trace: Trace, *workers: tuple[int, int]) -> Trace:
 
 
 def reports(trace: Trace, *workers: tuple[int, int]) -> tuple[Report, Report]:
-    """Return the report of a trace, and the one without some workers."""
+    """Return the report of a trace, and the report without some workers."""
     return analyze(trace).report, analyze(without(trace, *workers)).report
 
 
@@ -37,7 +37,7 @@ def test_who_is_slow_is_told_where_others_are_missing(
     assert (found.causes[0].cause, found.causes[0].where.workers) == ("slow_worker", ((1, 1),))
     assert (found.coverage.ranks_expected, found.coverage.ranks_present) == (8, 8 - len(gone))
     assert [one.worker for one in found.coverage.missing] == gone
-    # stage after stage
+    # Missing ranks are listed by stage.
     assert [one.rank for one in found.coverage.missing] == [pp * 4 + dp for dp, pp in gone]
     assert found.coverage.recreated.operations == 0
     assert found.clocks.warnings == full.clocks.warnings

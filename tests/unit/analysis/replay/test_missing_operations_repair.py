@@ -1,4 +1,4 @@
-"""Operations that recorders lose: which ones they are, and what takes their place."""
+"""Lost operations: their identification, and their substitutes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.oracles.replay import recreated_times
 from tests.schedules import Job, executed
 from tests.support.nightly import drawn
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 
@@ -35,10 +35,10 @@ def the_layout(trace: Trace) -> Layout:
 
 
 def in_the_same_places(lossy: Layout, whole: Layout) -> bool:
-    """Return whether everything that is there is where it is without losses."""
+    """Return whether all recorded operations have the same places as without losses."""
     assert lossy.missing is not None
     assert (lossy.nodes.op == whole.nodes.op).all()
-    # steps begin where their first recorded operation does
+    # A step begins with its first recorded operation.
     shift = (lossy.begin_ns - whole.begin_ns)[None, :, None]
     there = ~lossy.missing
     same_start = (lossy.start_ns + shift == whole.start_ns)[there].all()
@@ -177,7 +177,7 @@ def test_sends_without_receives_are_left_out_for_what_they_wait_for_is_unknown(
 ) -> None:
     trace = session(SlowWorker((1, 0), 2.0), dp=2, pp=3, steps=12).trace
     whole = analyze(trace).report
-    # receivers that are not ready before the transfer ends: sends wait for them
+    # Sends begin before their receivers are ready, and wait for them.
     sends = np.isin(trace.op, [trace.op_names.index(f"{d}-send") for d in directions])
     trace.start_ns[sends] -= (waits := trace.duration_ns[sends] // 2)
     trace.duration_ns[sends] += waits

@@ -1,4 +1,4 @@
-"""Recordings of no one session, and jobs that would be slower without stragglers."""
+"""Recordings of two attempts, and jobs that would be slower without stragglers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attempt(seed: int, factor: float = 1.5) -> Trace:
 
 
 def mixed(first: Trace, second: Trace, ranks: list[int], by_s: float) -> Trace:
-    """Return the first attempt's trace, some ranks of it as in the second, some time later."""
+    """Return the first attempt's trace, with some ranks of the second attempt, some time later."""
     parts: dict[str, Any] = {}
     for name in ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns"):
         early, late = getattr(first, name), getattr(second, name)
@@ -50,7 +50,7 @@ def mixed(first: Trace, second: Trace, ranks: list[int], by_s: float) -> Trace:
 def test_ranks_of_two_attempts_are_no_session(seed: int, by_s: float, factor: float) -> None:
     first = attempt(seed)
     second = attempt(seed + 1, factor)
-    # both record the steps of the same numbers
+    # Both attempts record steps with the same numbers.
     second = dataclasses.replace(
         second, step=np.unique(first.step)[np.unique(second.step, return_inverse=True)[1]]
     )
@@ -99,7 +99,7 @@ def test_a_slowdown_below_one_says_whose_fault_it_is() -> None:
 
 
 def test_a_job_taken_for_a_longer_pipeline_has_no_verdict_below_one() -> None:
-    """DP 2 × PP 2, recorded without transfers, taken for a pipeline of four."""
+    """A job of DP 2 × PP 2, recorded without transfers, whose metadata name four stages."""
     trace = attempt(5, 1.8)
     kept = np.isin(
         trace.op, [trace.op_names.index(n) for n in ("forward-compute", "backward-compute")]

@@ -100,7 +100,7 @@ def test_late_launches_withhold_s_and_are_named() -> None:
     assert [fix.action for fix in report.recommendations] == ["load_ahead"]
     largest = max(report.launch_by_optype, key=report.launch_by_optype.__getitem__)
     assert largest == "forward-compute"
-    # nothing else is late, so these launches alone explain what the replay leaves out
+    # Only these launches are late, so they explain the whole difference of the replay.
     assert report.launch_by_optype[largest] == pytest.approx(
         1 - 1 / report.launch_slowdown, rel=0.05
     )
@@ -108,7 +108,8 @@ def test_late_launches_withhold_s_and_are_named() -> None:
 
 def test_ranks_that_launch_late_are_named() -> None:
     trace = session(dp=3, pp=2, steps=12).trace
-    # in every third step a rank's host takes long to start each backward: all that follows moves on
+    # In every third step, a rank's host starts each backward pass late, and delays all that
+    # follows.
     late = (trace.dp == 1) & (trace.pp == 1)
     backward = late & (trace.op == trace.op_names.index("backward-compute"))
     shift = np.zeros(len(trace), dtype=np.int64)
@@ -231,7 +232,7 @@ def test_one_dp_rank_has_no_peers() -> None:
     report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).report
     assert report.by_worker.forward_ratio == ((None,) * 4,)
     assert report.by_worker.exact[0] == pytest.approx(report.by_pp, rel=1e-12)
-    # The other stages take its peers' place.
+    # With one DP rank, the other stages are the worker's peers.
     assert report.recommendations[0].action == "replace_worker"
 
 

@@ -1,4 +1,4 @@
-"""Lasting changes: found where they are, seldom where there is none."""
+"""Lasting changes: found where they exist, seldom named where there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.analysis.report.change_points import FALSE_ALARMS, lasting_changes
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
@@ -38,12 +38,12 @@ NOISE: dict[str, Draw] = {
 @pytest.mark.parametrize("size", [6, 12, 30, 60])
 @pytest.mark.parametrize("draw", NOISE.values(), ids=NOISE)
 def test_where_nothing_changes_a_change_is_seldom_named(draw: Draw, size: int) -> None:
-    """With a spread of 3 %, so that it is not the smallest change that keeps it silent."""
+    """The spread of 3 % is large enough that the minimum change of 3 % does not suppress alarms."""
     generator = np.random.default_rng(size)
     alarms = sum(
         bool(lasting_changes(1.2 * np.exp(0.03 * draw(generator, size)))) for _ in range(SERIES)
     )
-    # Three standard deviations of a count above what docs/verdict.md states.
+    # At most three standard deviations of the count above the rates in docs/verdict.md.
     rates = {NOISE["one-sided"]: 0.025, NOISE["single slow sessions"]: 0.04}
     expected = SERIES * rates.get(draw, FALSE_ALARMS)
     assert alarms <= expected + 3 * expected**0.5
@@ -55,7 +55,7 @@ def test_sessions_that_are_alike_are_not_taken_for_a_change(size: int) -> None:
     alarms = sum(
         bool(lasting_changes(1.2 * np.exp(0.03 * _alike(generator, size)))) for _ in range(SERIES)
     )
-    # Three standard deviations above what docs/verdict.md states.
+    # At most three standard deviations above the rate in docs/verdict.md.
     assert alarms <= 0.025 * SERIES + 3 * (0.025 * SERIES) ** 0.5
 
 

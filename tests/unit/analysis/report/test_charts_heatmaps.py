@@ -1,4 +1,4 @@
-"""Heatmaps: their mean, and how they travel to browsers."""
+"""Heatmaps: their mean, and their encoding for browsers."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_perfetto_events_are_json_in_microseconds() -> None:
         event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"
     }
     assert "stage 0 compute, node-7" in names
-    # operations of one thread never overlap, or Perfetto would nest them
+    # Operations of one thread must not overlap, or Perfetto would nest them.
     by_thread: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
         spans = by_thread.setdefault((event["pid"], event["tid"]), [])

@@ -1,4 +1,4 @@
-"""A worker was replaced where its machine left the job, not where ranks were renumbered."""
+"""Replaced workers are noticed when their machine left the job, not when ranks were renumbered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replaced(before: SessionMeta, after: SessionMeta) -> bool:
 def meta(
     host: str, gpu: str, uuid: str | None = None, *, other: str | None = None, guessed: bool = False
 ) -> SessionMeta:
-    """Return metadata of the slow worker's machine, and of the GPU of another rank."""
+    """Return metadata with the slow worker's machine, and the GPU of another rank."""
     report = reports.slow_worker()
     slow = report.rank_of(report.causes[0].where.workers[0])
     uuids = {rank: name for rank, name in ((slow, uuid), (0, other)) if name is not None}

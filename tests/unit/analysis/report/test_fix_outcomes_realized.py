@@ -1,4 +1,4 @@
-"""What a fix brought, and how predictions turned out."""
+"""The measured gain of a fix, and the accuracy of predictions."""
 
 from __future__ import annotations
 

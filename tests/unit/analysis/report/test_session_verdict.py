@@ -1,4 +1,4 @@
-"""Which GPU is at fault: never another one of the same worker."""
+"""The GPU that a verdict blames: never another one of the same worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import reports
 
 
 def of_eight(report: Report, ranks: tuple[int, ...]) -> Report:
-    """Return a report of workers of eight GPUs each, two hosts for each, whose first is slow."""
+    """Return a report of workers of eight GPUs on two hosts each, of which the first is slow."""
     rows, stages = len(report.workers.rank), len(report.workers.rank[0])
     by_rank = [[8 * (dp * stages + pp) for pp in range(stages)] for dp in range(rows)]
     known = range(8 * rows * stages)

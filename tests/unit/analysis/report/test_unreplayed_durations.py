@@ -1,4 +1,4 @@
-"""Durations that cannot be decide nothing of a session that no replay can come from either."""
+"""Impossible durations do not affect the report of a session without a replay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_durations_that_can_be_stay_as_they_are() -> None:
     trace = _said()
     assert with_believed_durations(trace) == (trace, ())
     assert with_believed_durations(trace)[0] is trace
-    # Long, and nothing goes on before: a standstill.
+    # The rank's later steps begin after this long operation, so its duration is possible.
     row = int(np.flatnonzero(trace.op == trace.op_names.index(OPTIMIZER))[0])
     later = (trace.step > trace.step[row]) & (trace.rank == trace.rank[row])
     slow = replace(trace, start_ns=trace.start_ns + np.where(later, HOUR_NS, 0))

@@ -1,4 +1,4 @@
-"""Sessions that no replay can come from have arrivals and breakdown."""
+"""Sessions without a replay have arrivals and a breakdown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_arrivals_are_those_of_the_replayed_session() -> None:
 
 
 def _in_a_circle(trace: Trace) -> Trace:
-    """Let stage 0 run its backwards first: they wait for stage 1, which waits for stage 0."""
+    """Run stage 0's backward passes first: they wait for stage 1, which waits for stage 0."""
     backward = (trace.op == trace.op_names.index("backward-compute")) & (trace.pp == 0)
     return replace(trace, start_ns=np.where(backward, trace.start_ns - 10**9, trace.start_ns))
 

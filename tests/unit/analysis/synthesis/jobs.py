@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from app.analysis.trace.model import Trace
 
-# Every operation takes what the model says, nothing else takes time.
+# Costs without noise: every operation takes exactly its modeled time.
 EXACT = CostModel(
     forward_ns=10e6,
     backward_ns=20e6,
@@ -40,7 +40,7 @@ EXACT = CostModel(
 def rows(
     trace: Trace, *ops: str, dp: int | None = None, pp: int | None = None, step: int | None = None
 ) -> NDArray[np.bool_]:
-    """Return which operations are of the named types and at this place."""
+    """Return a mask of the operations of the named types at a place."""
     codes = [trace.op_names.index(op) for op in ops]
     mask: NDArray[np.bool_] = (trace.op[:, None] == codes).any(axis=1) if ops else (trace.op >= 0)
     for column, value in ((trace.dp, dp), (trace.pp, pp), (trace.step, step)):
@@ -50,7 +50,7 @@ def rows(
 
 
 def cells(trace: Trace) -> Iterator[tuple[int, int, int]]:
-    """Yield (dp, pp, step) of every worker's every step."""
+    """Yield (dp, pp, step) for each worker in each step."""
     for step in sorted(set(trace.step.tolist())):
         for dp in range(trace.meta.sizes.dp):
             for pp in range(trace.meta.sizes.pp):

@@ -64,7 +64,8 @@ def test_the_parts_of_a_step_add_up_where_nothing_overlaps() -> None:
     )
     job = JobModel(sizes=Sizes(dp=2, pp=2), microbatches=1, steps=1, costs=costs)
 
-    # params, F, send, F, B, send, B, then the end of the step with the embedding of both stages.
+    # Parameters, F, send, F, B, send, B, then the end of the step with the embeddings of both
+    # stages.
     milliseconds = 1 + 10 + 7 + 10 + 20 + 7 + 20 + 3 + 4 + 2 + 5 + 6
     (step_time_s,) = synthesize(job, seed=0).truth.step_times_s
     assert step_time_s == pytest.approx(milliseconds / 1e3)
@@ -114,6 +115,6 @@ def test_operations_that_wait_for_each_other_are_a_deadlock() -> None:
     alone = (TransferGroup((0,), across_dp=False), TransferGroup((1,), across_dp=False))
     with pytest.raises(ScheduleDeadlockError, match="2 of 2 operations"):
         execute(two_operations(((1,), (0,)), alone))
-    # A member of a group that waits for another member of the same group.
+    # A member of a group waits for another member of the same group.
     with pytest.raises(ScheduleDeadlockError):
         execute(two_operations(((), (0,)), (TransferGroup((0, 1), across_dp=False),)))

@@ -20,7 +20,7 @@ from app.analysis.synthesis.random_sessions import (
     draw_session,
 )
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 
@@ -35,11 +35,11 @@ def test_a_fleet_straggles_as_the_paper_says() -> None:
     straggling = [member for member in fleet if straggles(member)]
     assert len(straggling) == 425
     assert {member.causes for member in straggling} == set(SHARES)
-    # 1 % each of the others
+    # 1 % for each of the other causes
     assert sum(member.causes in UNSEEN for member in fleet) == 12
     causes = Counter(member.causes for member in straggling)
     assert sum(causes[names] for names in WORKERS) == 7  # 1.7 %
-    # Somewhat fewer than show the sign, which other causes also bring about.
+    # The drawn share is a little lower than that of the sign, which other causes produce too.
     last_stage = sum(count for names, count in causes.items() if LAST_STAGE in names)
     assert last_stage / 425 == pytest.approx(0.393, abs=0.015)
     lengths = sum(count for names, count in causes.items() if LONG_CONTEXT in names)
@@ -167,11 +167,11 @@ def test_analyses_find_the_planned_slowdowns_and_the_paper_s_signs_as_often() ->
     assert sum(report.slowdown >= STRAGGLING for report in others) <= 1
 
     def deviations(paper: float, signs: int) -> float:
-        """Return how many standard deviations the share is from the paper's."""
+        """Return the distance of a share from the paper's, in standard deviations."""
         return abs(signs / len(slow) - paper) / math.sqrt(paper * (1 - paper) / len(slow))
 
     blamed = [report for report in slow if report.m_w >= 0.5]
-    # 1.7 % of 51 is 1. Where a job has eight workers, one of them is a stage, and it is 13 %.
+    # 1.7 % of 51 jobs is 1. In jobs of eight workers, one worker is 13 % of all and a whole stage.
     assert 1 <= len(blamed) <= 2
     assert all(report.member.causes in WORKERS for report in blamed)
     assert deviations(0.393, sum(report.m_s >= 0.5 for report in slow)) < 1

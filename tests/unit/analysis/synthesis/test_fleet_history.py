@@ -21,13 +21,13 @@ from app.analysis.synthesis.fleet_history import (
 )
 from app.analysis.synthesis.scenarios import SCENARIOS
 
-# What the job of uneven stages has after its layers were divided anew.
+# The layers of the job with uneven stages after the new division.
 DIVIDED_LAYERS: Final = (18, 17, 17, 8)
 HOUR_NS: Final = 3_600_000_000_000
 
 
 def held(run: Run) -> list[tuple[float, float, frozenset[str]]]:
-    """Return the hosts of a run with when it had them, hours before the end."""
+    """Return a run's hosts, each with its times on the run, in hours before the end."""
     ends = [phase.from_h for phase in run.phases[1:]] + [run.to_h]
     return [
         (phase.from_h, end_h, frozenset(PlannedSession(run, phase, end_h, 0).hosts))
@@ -109,7 +109,7 @@ def test_lengths_are_those_of_the_steps_that_were_trained_since_the_start() -> N
 
 @pytest.mark.slow
 def test_what_happens_is_what_the_analysis_finds() -> None:
-    """The first session of each phase says what the phase is about."""
+    """The first session of each phase has the phase's cause."""
     for run in runs():
         previous = None
         for session in run.sessions():

@@ -7,10 +7,10 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.host_sessions import HOST_SCENARIOS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
-# What holds the job up between its steps lengthens none of them.
+# Causes between steps, which make no step longer.
 BETWEEN_STEPS = ("standstills", "evaluations")
 CAUSES = {
     "healthy": (),
@@ -42,7 +42,7 @@ HARD_TO_READ = {
     "lossy-recorder": ("stage_imbalance",),
     "warm-up-and-evaluation": ("slow_worker",),
 }
-# how hosts run them, and what the replay makes of that
+# Ways of execution, and the adaptation of the replay to each.
 AS_HOSTS_RUN = {
     "blocking-transfers": "blocking_transfers",
     "windowed-transfers": None,
@@ -104,7 +104,7 @@ def test_a_job_as_its_hosts_run_it_is_adapted_to_and_told_right(name: str) -> No
     assert 1.1 < session.truth.slowdown < 2.0
     made = [item.adaptation for item in report.fidelity.adaptations]
     assert made == [name for name in [AS_HOSTS_RUN[name]] if name]
-    # receives that are posted ahead are none of the model's, and matter little
+    # Receives that are posted ahead are not in the model, and have little effect.
     assert report.fidelity.discrepancy < (0.01 if made else 0.02)
     assert cause.cause == ("garbage_collection" if collects else "slow_worker")
     assert cause.where.workers == session.truth.workers
@@ -147,7 +147,7 @@ def test_a_lossy_recorder_loses_one_operation_in_a_hundred() -> None:
     lost = session.truth.lost_operations
     assert lost / (len(session.trace) + lost) == pytest.approx(0.01, abs=0.003)
     recreated = analyze(session.trace).report.coverage.recreated.operations
-    # what only some steps have is not missed
+    # Operations that only some steps have are not re-created.
     assert 0.95 * lost < recreated <= lost
 
 

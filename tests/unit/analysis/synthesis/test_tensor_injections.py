@@ -26,7 +26,7 @@ TENSOR = ("tp-all-gather", "tp-reduce-scatter")
 
 
 def arrivals(session: SyntheticSession, dp: int, pp: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and ends of the cell's collectives, shape (collectives, ranks)."""
+    """Return starts and ends of a cell's collectives, shape (collectives, ranks)."""
     trace = session.trace
     chosen = np.flatnonzero(rows(trace, *TENSOR, dp=dp, pp=pp))
     keys = (trace.rank, trace.order, trace.op, trace.step)
@@ -41,7 +41,7 @@ def test_every_tensor_parallel_rank_records_two_collectives_of_each_computation(
     computations = rows(trace, FORWARD_COMPUTE, BACKWARD_COMPUTE).sum()
     assert rows(trace, *TENSOR).sum() == 2 * 4 * computations
     assert sorted(set(trace.rank[rows(trace, *TENSOR, dp=1, pp=1)].tolist())) == [12, 13, 14, 15]
-    # The first rank of a cell records the rest as well; rows stay in order.
+    # Only the first rank of a cell records computations; rows stay sorted.
     assert set(trace.rank[rows(trace, FORWARD_COMPUTE)].tolist()) == {0, 4, 8, 12}
     keys = np.stack([trace.rank, trace.step, trace.op, trace.order])
     assert (np.lexsort(keys[::-1]) == np.arange(len(trace))).all()
@@ -53,7 +53,8 @@ def test_a_tensor_parallel_straggler_is_last_at_every_collective_and_all_end_tog
 
     start, end = arrivals(session, 1, 0)
     assert (start.argmax(axis=1) == 2).all()
-    # Its own part of 10 and 20 ms, in two halves, is 1.5 times 90 %.
+    # 90 % of computations of 10 and 20 ms is the rank's own work, in two halves, here 1.5 times as
+    # long.
     waits = start[:, 2] - np.median(start, axis=1)
     assert waits.min() > 0.5 * 0.45 * 10e6 - 1e6
     assert np.ptp(end, axis=1).max() < 100e3

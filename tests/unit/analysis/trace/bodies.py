@@ -40,7 +40,7 @@ PUBLISHED_TYPES = {
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return the operations with our names and types, ordered as recorders write them."""
+    """Return the operations with our names and types, in the order of recorders."""
     made = []
     for step in STEPS:
         for stage in range(2):
@@ -66,7 +66,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def rank_skew(dp: int, stage: int) -> int:
-    """Return by how much a worker starts later than the first, in ns."""
+    """Return how much later than the first worker a worker starts, in ns."""
     return (dp * 2 + stage) * 10_000
 
 
@@ -97,7 +97,7 @@ def published_columns() -> dict[str, list[Any]]:
 
 
 def published_table(**changes: Sequence[Any] | pa.Array[Any] | None) -> pa.Table:
-    """Return the published columns with some replaced, or left out where None."""
+    """Return the published columns, some of them replaced, or left out if None."""
     columns: dict[str, Any] = {}
     for name, values in {**published_columns(), **changes}.items():
         if isinstance(values, pa.Array):
@@ -136,7 +136,7 @@ def ndjson(
 
 
 def decoded(body: bytes, meta: SessionMeta | None = META) -> Trace:
-    """Decode a body under the small limits."""
+    """Decode a body with small limits."""
     return decode(body, meta, limits=LIMITS).trace
 
 
@@ -155,7 +155,7 @@ COLUMNS = (
 
 
 def assert_same(one: Trace, other: Trace) -> None:
-    """Hold two traces equal in every value and type."""
+    """Check that two traces agree in all values and types."""
     assert one.op_names == other.op_names
     assert one.step_relative == other.step_relative
     assert one.meta == other.meta
@@ -171,7 +171,7 @@ def names_of(trace: Trace) -> list[str]:
 
 
 def arrow_file() -> bytes:
-    """Return the operations as an Arrow file, its names a dictionary."""
+    """Return the operations as an Arrow file, with a dictionary of names."""
     table = native_table()
     names = table.column("op").combine_chunks().dictionary_encode()
     table = table.set_column(table.schema.get_field_index("op"), "op", names)

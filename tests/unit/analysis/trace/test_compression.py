@@ -1,4 +1,4 @@
-"""Compressed text is read for as long as it is text that was recorded."""
+"""Compressed text is decompressed only while it is a valid recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.errors import BodyTooLargeError, InvalidTraceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A valid line again and again, as nothing else is refused in it before its end.
+# The same valid line repeatedly, so that the body is not refused before its end.
 LINES = (
     b'{"rank":0,"dp":0,"pp":0,"step":1,"op":"forward-compute","start_ns":0,"dur_ns":1}\n' * 200_000
 )
@@ -34,7 +34,7 @@ def compressors() -> dict[str, Callable[[bytes], bytes]]:
 
 
 def read_on(body: bytes) -> tuple[int, str | None]:
-    """Read a body; return how many bytes it gave, and the code of what ended it early."""
+    """Read a body; return the number of decompressed bytes, and the code of its refusal."""
     read = 0
     try:
         for piece in read_text(body, Limits()):

@@ -1,4 +1,4 @@
-"""Chunks of a session put together are the session."""
+"""The merged chunks of a session are the whole session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 def chunk(
     body: bytes, producer: str = "p", number: int = 0, meta: SessionMeta = META
 ) -> TraceChunk:
-    """Return a chunk as it comes back from the database."""
+    """Return a chunk as it is read from the database."""
     part = decode(body, meta, limits=LIMITS, part=True).trace
     return TraceChunk(producer, number, unpack(b"".join(pack(part)), meta))
 
@@ -43,19 +43,19 @@ def native(made: Rows) -> bytes:
 
 
 def scattered(count: int, pieces: int, seed: int) -> list[list[int]]:
-    """Return the rows of each piece: any row may be in any of them."""
+    """Return the rows of each piece, distributed at random."""
     of_row = np.random.default_rng(seed).integers(0, pieces, count)
     return [found for piece in range(pieces) if (found := np.flatnonzero(of_row == piece).tolist())]
 
 
 def listed(trace: Trace) -> list[tuple[Any, ...]]:
-    """Return the operations in an order of their own."""
+    """Return the operations as sorted tuples."""
     columns = [getattr(trace, name).tolist() for name in bodies.COLUMNS if name != "op"]
     return sorted(zip(bodies.names_of(trace), *columns, strict=True))
 
 
 def merged(chunks: Sequence[TraceChunk], seed: int = 1, meta: SessionMeta = META) -> Merged:
-    """Merge chunks that come in a random order."""
+    """Merge chunks in random order."""
     order = np.random.default_rng(seed).permutation(len(chunks)).tolist()
     return merge([chunks[place] for place in order], meta)
 
@@ -166,7 +166,7 @@ def test_a_session_of_nothing_else_is_refused_with_the_places() -> None:
 
 def test_a_rank_that_moves_between_chunks_is_named() -> None:
     made = bodies.rows()
-    # one is a neighbor of the rank's other rows, one has a step of its own
+    # One next to the rank's other rows, and one in a separate step.
     later = {**made[0], "dp": 1, "start_ns": made[0]["start_ns"] + 1}
     for moved in (later, {**later, "step": 11}):
         error = refused(chunk(native(made), "a"), chunk(native([moved]), "b"))

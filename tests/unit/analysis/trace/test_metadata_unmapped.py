@@ -1,4 +1,4 @@
-"""What else a recording holds: kept with the session, from its decoder to its report."""
+"""Unmapped events of a recording are kept with the session, from the decoder to the report."""
 
 from __future__ import annotations
 

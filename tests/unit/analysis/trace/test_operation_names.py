@@ -1,4 +1,4 @@
-"""The recorder's names of operations."""
+"""Operation names of recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order of operations, and operations that are there twice."""
+"""The order of operations, and repeated operations."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_other_ranks_of_a_worker_are_no_duplicates() -> None:
 
 def test_one_row_over_and_over_is_refused_before_the_end() -> None:
     head, line, _ = bodies.ndjson(bodies.rows()[:1]).split(b"\n")
-    # Read to its end, it would be over the limit of rows.
+    # The whole body exceeds the limit of rows, but is refused earlier.
     body = head + b"\n" + (line + b"\n") * (LIMITS.max_rows + 1)
     assert [fault.line for fault in refused(body).faults][:2] == [3, 4]

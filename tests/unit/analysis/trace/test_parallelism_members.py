@@ -1,4 +1,4 @@
-"""Which ranks of a worker meet in which collectives."""
+"""The ranks of a worker that take part in each kind of collective."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -
 
     assert groups_of(ranks, both, TENSOR_TYPES).tolist() == [[6, 7], [8, 9], [10, 11]]
     assert groups_of(ranks, both, CONTEXT_TYPES).tolist() == [[6, 8, 10], [7, 9, 11]]
-    # some did not record
+    # Some ranks were not recorded.
     assert groups_of(ranks[:4], both, TENSOR_TYPES).tolist() == [[6, 7, 8, 9]]
     assert groups_of(ranks[:2], replace(both, cp=1), TENSOR_TYPES).tolist() == [[6, 7]]

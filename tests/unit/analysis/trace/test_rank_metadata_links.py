@@ -43,7 +43,7 @@ def test_what_must_not_be_followed_is_refused(links: dict[str, object]) -> None:
         parse_metadata({**SIZES, "links": links})
     assert caught.value.stable_code == "metadata.bad_link"
     assert caught.value.faults[0].column == "links"
-    # Nor is it shown where it is stored already.
+    # Stored invalid links are not shown either.
     assert len(valid_links(links)) <= (MAX_LINKS if len(links) > 1 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Node, pod, GPU, local rank and launcher of ranks, under our names and OpenTelemetry's."""
+"""Node, pod, GPU, local rank and launcher of ranks, by our names and OpenTelemetry's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_opentelemetrys_names_said_once_are_those_of_the_ranks_of_the_body() -> 
     assert one.extra == {}
     several = with_names_of_body(said, np.array([3, 2], np.int32))
     assert several.hosts == {2: "node-7", 3: "node-7"}
-    # One GPU cannot be that of both.
+    # Two ranks cannot have one GPU.
     assert several.whereabouts.gpu_uuids == {}
 
 

@@ -49,7 +49,7 @@ def test_what_is_packed_is_read_as_well() -> None:
     [
         lambda: LINES,
         lambda: to_arrow(TRACE),
-        # A recording of another program.
+        # a recording of another program
         lambda: gzip.compress(json.dumps({"traceEvents": [{"ph": "X"}]}).encode()),
     ],
     ids=["plain", "arrow", "recording"],

@@ -1,4 +1,4 @@
-"""Faults of values, each in every format that can hold it, with its place."""
+"""Faults of values, in every format that can contain them, with their places."""
 
 from __future__ import annotations
 

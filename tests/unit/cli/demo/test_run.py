@@ -22,7 +22,7 @@ def there(directory: Path) -> set[str]:
 
 
 def with_data(directory: Path) -> Path:
-    """Return a directory in which a database is."""
+    """Return a directory with a database."""
     (directory / "postgresql").mkdir(parents=True)
     (directory / "postgresql" / "PG_VERSION").write_text("17\n")
     return directory

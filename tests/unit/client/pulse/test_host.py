@@ -1,4 +1,4 @@
-"""What ranks of a host say while no step ends, and how silent ones are looked at."""
+"""Diagnostics of a host's ranks while no step ends, and the states of silent processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.waiting import wait_for
 BEAT_S = 5.0
 
 
-# Each a minute after the one before.
+# Times in seconds, a minute apart.
 MINUTES = itertools.count(1000.0, 60.0)
 
 
 def silent(standing: HangDiagnostics) -> dict[int, str]:
-    """Return the state of each process by its rank, long after they were heard."""
+    """Return the state of each process by rank, long after its last message."""
     told = standing.silent(next(MINUTES), BEAT_S)
     states = {}
     for name, text in told.items():

@@ -1,4 +1,4 @@
-"""How often a notice may make a job record."""
+"""The budget of sessions that notices may request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline_client.pulse.requests import BudgetUse, RecordBudget
 
 def test_two_percent_of_the_steps_and_one_an_hour_are_recorded() -> None:
     requests = BudgetUse(RecordBudget())
-    # The first one of a young job as well.
+    # A young job may record its first session, too.
     assert requests.has_room(150, 0.0)
     requests.count(50, 0.0)
     assert not requests.has_room(6000, 3599.0)

@@ -1,4 +1,4 @@
-"""What a host sends is what the server reads."""
+"""The server reads the pulse bodies that the client writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGAN_NS = 1_790_000_000_000_000_000
 
 
 def rows(ranks: int, steps: int) -> list[Row]:
-    """Return rows of steps of 200 ms with noise of one percent, as ranks hand them in."""
+    """Return rows of steps of 200 ms with 1 % of noise, as ranks pass them to the sender."""
     draws = random.Random(7)  # noqa: S311 - not for secrets
 
     def noisy(duration_ns: int) -> int:
@@ -63,7 +63,7 @@ def test_the_server_takes_no_rank_beyond_those_that_the_job_has() -> None:
     read = read_pulse(body_of("node-3", sent, [beat], HostData(world=2)), attempt=1)
     assert set(read.rows.rank.tolist()) == {0, 1}
     assert read.counts == {"pulse.unknown_rank": 4 + 1}
-    # What a session said counts where the body says nothing.
+    # Without a world size in the body, that of the job's session counts.
     assert read_pulse(body_of("", sent, []), 1, world=1).counts == {"pulse.unknown_rank": 8}
     assert not read_pulse(body_of("", sent, [], HostData(world=3)), 1, world=1).counts
 

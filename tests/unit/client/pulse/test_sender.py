@@ -1,4 +1,4 @@
-"""Ranks of a host hand their pulse to one of them, and go on without it."""
+"""Ranks of a host pass their pulse to one of them, and can replace it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW = Row(7, 0, 0, 0, 10**18, 900, 500, 100, 20, 30, 0, 4096)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PULSE_VARIABLE, SOON_S)
-    # Also where the machine is busy.
+    # Long enough for a busy machine.
     monkeypatch.setattr("paceline_client.pulse.sender._HOST_TIMEOUT_S", 60.0)
 
 
@@ -58,13 +58,13 @@ def make(receiver: Receiver, request: pytest.FixtureRequest) -> Make:
 
 
 def phases_of(receiver: Receiver) -> set[str]:
-    """Return the phases of all beats that came."""
+    """Return the phases of all received beats."""
     documents = [json.loads(gzip.decompress(request.body)) for request in receiver.pulses]
     return {phase for document in documents for phase in document["phases"]}
 
 
 def files_of(receiver: Receiver) -> dict[str, str]:
-    """Return the files of all bodies that came, the latest of each name."""
+    """Return the files of all received bodies, the latest one for each name."""
     found: dict[str, str] = {}
     for request in receiver.pulses:
         found |= json.loads(gzip.decompress(request.body)).get("files", {})
@@ -72,7 +72,7 @@ def files_of(receiver: Receiver) -> dict[str, str]:
 
 
 def ranks_of(receiver: Receiver) -> list[tuple[int, int]]:
-    """Return rank and step of the rows that came."""
+    """Return rank and step of the received rows."""
     found = []
     for request in receiver.pulses:
         columns = json.loads(gzip.decompress(request.body))["columns"]
@@ -114,7 +114,7 @@ def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make
     heard: list[RecordRequest] = []
     first, second = make(1), make(0, heard)
     first.start()
-    # The other way round: the process that sends is not rank 0.
+    # The reverse case: the sending process is not rank 0.
     wait_for(lambda: first.sends or bool(receiver.pulses), "one sends")
     receiver.pulse = Answer(document={"record": {"steps": 9, "reason": "slow"}, "pulse_s": 5})
     second.start()
@@ -208,11 +208,11 @@ def test_while_no_step_ends_bodies_come_twice_as_often(
                 pulse.add(ROW)
         return count
 
-    # Before its first step a job may take as long as it likes.
+    # The time before the first step is no hang.
     assert bodies(100, math.inf) == pytest.approx(20, abs=1)
     pulse.add(ROW)
     assert bodies(100, 10) == pytest.approx(20, abs=1)
-    # It stands still; from the third body on it is known.
+    # No step ends any more, which the sender knows from the third body on.
     assert bodies(15, math.inf) == pytest.approx(3, abs=1)
     assert bodies(100, math.inf) == pytest.approx(40, abs=1)
     pulse.add(ROW)

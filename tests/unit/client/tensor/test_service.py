@@ -17,7 +17,7 @@ RENEWED = {"plan_version": 3, "expires_step": 90, "apply": True}
 
 
 class Scripted:
-    """Answers timings in turn; hangs up for None."""
+    """Answers timings in turn; closes the connection for None."""
 
     def __init__(self) -> None:
         self.answers: list[bytes | None] = []

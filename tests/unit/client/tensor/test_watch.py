@@ -8,7 +8,7 @@ from paceline_client.tensor.watch import CpuWatch, CudaWatch, Pace, StepTime
 
 
 class Clock:
-    """Nanoseconds that pass when a test says so."""
+    """A clock in nanoseconds that tests advance."""
 
     def __init__(self) -> None:
         self.now_ns = 5_000
@@ -73,7 +73,7 @@ def test_a_paced_product_takes_its_operations_times_the_slowdown(
         clock.now_ns += 1_000_000
     clock.now_ns += 300_000
     watch.end_step(0)
-    # The second product took longer than it was to take: nothing is slept.
+    # The second product took longer than planned, so it did not sleep.
     assert slept == [pytest.approx(0.003)]
     (step,) = watch.finished()
     assert step.matmul_s == pytest.approx(0.005)
@@ -99,7 +99,7 @@ def test_what_is_slept_too_long_the_next_product_makes_up_for(
         with watch.matmul(1_000):
             pass
     assert slept == [pytest.approx(s) for s in (0.001, 0.0006, 0.0006)]
-    # Shorter than what was overslept: the rest of that is made up for later.
+    # Shorter than the excess of the last sleep, of which the rest is subtracted later.
     with watch.matmul(100):
         pass
     with watch.matmul(1_000):
@@ -109,7 +109,7 @@ def test_what_is_slept_too_long_the_next_product_makes_up_for(
 
 @dataclass
 class Device:
-    """A stream that has passed what was recorded before `passed_ms`."""
+    """A stream that has passed all events before `passed_ms`."""
 
     now_ms: float = 0.0
     passed_ms: float = 0.0
@@ -135,7 +135,7 @@ class Event:
         return self.at_ms <= self._device.passed_ms
 
     def elapsed_time(self, end_event: Event) -> float:
-        # A real event raises where the device has not got there: reading early would be a wait.
+        # A real event raises if the device has not passed it, so that reading it early would fail.
         assert self.at_ms is not None
         assert end_event.at_ms is not None
         assert max(self.at_ms, end_event.at_ms) <= self._device.passed_ms

@@ -1,4 +1,4 @@
-"""What tests of the hooks share: a timeline that a test sets, and where operations go."""
+"""Fixtures for tests of hooks: a timeline whose time tests set, and a sink for operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["receiver"]
 
 @dataclass
 class Seen:
-    """A sink, and what came to it."""
+    """A sink that stores its operations."""
 
     operations: list[tuple[str, int, int, int, int | None, int | None]] = field(
         default_factory=list

@@ -1,4 +1,4 @@
-"""What ranks agree on through a store that has what an earlier start wrote."""
+"""Messages between ranks through a store that may contain those of an earlier start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_ranks_that_start_again_with_the_same_store_hear_the_new_start(
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
 
     def start(run: str) -> tuple[list[str], list[str]]:
-        """Return what the ranks take for rank 0's word, and what those after it hear."""
+        """Return the text that each rank gets from rank 0, and the messages that follow."""
         said: dict[int, str] = {}
         heard: list[str] = []
         all_heard = threading.Semaphore(0)
@@ -42,7 +42,7 @@ def test_ranks_that_start_again_with_the_same_store_hear_the_new_start(
                 agreement.broadcast(f"window of {run}")
             agreement.listen(hear)
 
-        # Rank 0 comes last.
+        # Rank 0 joins last.
         threads = [threading.Thread(target=join, args=(rank,)) for rank in (2, 1, 0)]
         for thread in threads:
             thread.start()

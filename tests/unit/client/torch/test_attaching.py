@@ -1,4 +1,4 @@
-"""Who sends the shares of a job's ranks where its author does not say."""
+"""The default rank or node that sends the shares of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline_client.torch.attaching import default_relay  # noqa: E402
     [
         (15, {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}, "rank"),
         (16, {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}, "node"),
-        # Without them no rank knows which others share its host, and none would send for them.
+        # Without both variables no rank knows the others of its host, so each sends its own share.
         (1024, {"LOCAL_RANK": "3"}, "rank"),
         (1024, {}, "rank"),
     ],

@@ -1,4 +1,4 @@
-"""Collectives of data-parallel ranks, whoever calls them."""
+"""Hooks on collectives of data-parallel ranks, for any caller."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _STOPS: dict[int, list[Callable[[], None]]] = {}
 
 
 def recording(seen: Seen, layout: Layout, groups: dict[str, str] | None = None) -> Tap:
-    """Return a tap whose hooks record."""
+    """Return a tap with hooks that record."""
     tap = Tap(HostTimeline())
     job = Job(tap, layout, groups=groups or {})
     for target in (DDP, PROCESS_GROUPS, OPTIMIZERS):
@@ -105,7 +105,7 @@ CALLS = {
 }
 
 
-# PyTorch tells that some have new names; their old ones are what programs call.
+# PyTorch warns about renamed functions; programs still call them by their old names.
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_collective_is_recorded_whoever_calls_it(name: str, tap: Tap, seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""Hooks fit the frameworks at hand, and record loaders and checkpoints between steps.
+"""Hooks fit the installed frameworks, and record loaders and checkpoints between steps.
 
 CI tests the pinned versions; a nightly run tests the newest ones.
 """
@@ -41,7 +41,7 @@ def test_a_hook_fits_the_version_at_hand(hook: Hook) -> None:
     if importlib.util.find_spec(package) is None:
         skip_or_fail(f"{package} is not installed")
     with warnings.catch_warnings():
-        # megatron-core tells what else it would like to have.
+        # Importing megatron-core warns about missing optional packages.
         warnings.simplefilter("ignore")
         assert hook.fault() is None
 
@@ -127,7 +127,7 @@ def loaded() -> list[int]:
 def test_each_batch_of_a_loader_is_recorded(tap: Tap, seen: Seen) -> None:
     assert loaded() == [0, 1]
 
-    # The last one finds that there are no more, which ends with an exception.
+    # The last call ends with StopIteration, and is not recorded.
     assert seen.names() == ["data-loading"] * 2
     assert all(duration >= WAIT_S * 1e9 for _, _, duration, _, _, _ in seen.operations)
     assert {step for *_, step, _, _ in seen.operations} == {7}

@@ -23,7 +23,7 @@ from paceline_client.torch.layout import (  # noqa: E402
 
 @dataclass
 class Mesh:
-    """Answers as a `DeviceMesh` of one rank does."""
+    """The interface of a `DeviceMesh` on one rank."""
 
     sizes: dict[str, int]
     places: dict[str, int]

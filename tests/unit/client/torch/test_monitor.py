@@ -1,4 +1,4 @@
-"""A job of one rank, from attaching to what the server is sent."""
+"""A job of one rank, from `attach` to the bodies on the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """Two microbatches a step of a model of two layers."""
+    """A job with a model of two layers and two microbatches a step."""
 
     def __init__(self, url: str, spool: Path, **how: Any) -> None:  # noqa: ANN401
         layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
@@ -195,7 +195,7 @@ def test_the_end_of_the_job_is_told_unless_an_exception_ends_it(
 
 
 def periodic(receiver: Receiver, spool: Path, **how: Any) -> None:  # noqa: ANN401
-    """Run a job until its first periodic window has begun, and the server was asked."""
+    """Run a job until its first periodic window has begun, and the server was checked."""
     job = Job(receiver.url, spool, every="30min", steps=4, **how)
     job.train(9)
     job.monitor.close()

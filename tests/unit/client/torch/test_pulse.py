@@ -51,7 +51,7 @@ PLACE = Layout(dp=4, pp=2, dp_rank=3, pp_rank=1)
 def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
     rows: list[Row] = []
     steps = StepRows(7, PLACE, rows.append)
-    # From 1,000 to 2,000: loading and a checkpoint, then two microbatches and the optimizer.
+    # A step from 1,000 to 2,000: loading and a checkpoint, two microbatches, and the optimizer.
     steps.between("data-loading", 1_000, 60)
     steps.between("checkpoint", 1_060, 40)
     steps.outside("gc", 1_100, 10)
@@ -66,7 +66,8 @@ def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
     steps.end(5, 4096, {}, 9_000, 1_000, 2_000)
     steps.end(6, 0, {}, 9_100, 100, 2_100)
 
-    # What it waited, inside and outside; the collector counts as computing, and not as loading.
+    # Waits inside and outside of computations are summed; garbage collection counts as computing,
+    # not as loading.
     assert rows[0] == Row(5, 7, 3, 1, 9_000, 1_000, 70 + 150 + 10, 120, 110, 70, 15, 4096)
     assert rows[1] == Row(6, 7, 3, 1, 9_100, 100, 0, 0, 0, 0, 0, 0)
 
@@ -88,7 +89,8 @@ def test_evaluation_is_no_part_of_a_step_and_what_was_not_measured_is_as_what_wa
 def test_what_is_compiled_is_neither_computing_nor_loading() -> None:
     rows: list[Row] = []
     steps = StepRows(0, Layout(), rows.append)
-    # Before the first operation, inside of a forward and a wait, and again in the next one.
+    # Compilation before the first operation, inside a forward pass and a wait, and in the next
+    # pass.
     steps.outside("compile", 0, 300)
     steps.inside("compile", 420, 500)
     steps.inside("params-all-gather", 930, 10)
@@ -124,7 +126,7 @@ def test_a_job_that_compiles_anew_says_so_and_computes_no_longer_than_before(
     rows = joined([body.take(body.phase == NO_BEAT) for body in bodies])
     assert (rows.step_ns[[0, 2]] > 500_000_000).all()
     assert (rows.compute_ns < rows.step_ns - 500_000_000)[[0, 2]].all()
-    # What PyTorch calls is as it was.
+    # PyTorch's callbacks are restored.
     assert not any("paceline" in repr(one) for one in callback_handler.start_callbacks)
 
 
@@ -225,7 +227,7 @@ def test_a_job_that_wants_to_be_asked_records_nothing(receiver: Receiver, tmp_pa
 
 
 def told_by(receiver: Receiver) -> set[str]:
-    """Return the names of all files that came."""
+    """Return the names of all received files."""
     bodies = [json.loads(gzip.decompress(request.body)) for request in receiver.pulses]
     return {name for body in bodies for name in body.get("files", {})}
 
@@ -314,7 +316,7 @@ def test_of_a_stack_only_functions_files_and_lines_are_told() -> None:
 
 
 def all_over() -> bytes | None:
-    """Return the dump once the recorder knows that all are over, which it learns late."""
+    """Return the dump once the recorder knows that all collectives are complete."""
     told = pending_collectives()
     return told if told is not None and not read_dump(told).pending else None
 
@@ -330,8 +332,8 @@ def test_what_the_recorder_holds_is_read_as_a_dump(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
     assert told is not None
     assert len(told) <= MOST_BYTES
-    # All are over: the last one tells how the group is called whose numbers were reached. The
-    # recorder is the process's: it also holds those of groups that other tests had.
+    # All are complete: the last entry of a group is kept, for the group's name. The recorder
+    # belongs to the process, so it also has entries of other tests' groups.
     own = [one for one in json.loads(told)["entries"] if one["input_sizes"] == [[2]]]
     assert [one["collective_seq_id"] for one in own] == [3]
     dump = read_dump(told)

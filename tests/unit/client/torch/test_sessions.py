@@ -31,7 +31,7 @@ def windows(sampling: Sampling, steps: int, step_time_s: float) -> list[tuple[in
 def test_a_window_comes_once_the_step_time_is_known_and_then_every_so_often() -> None:
     found = windows(Sampling(100.0, steps=50, warmup=2), 250, step_time_s=1.0)
     assert [step for step, _ in found] == [3, 103, 203]
-    # Two steps for all ranks to hear of it, and two of warm-up.
+    # Two steps until all ranks have got the message, and two of warm-up.
     assert [window.start for _, window in found] == [7, 107, 207]
     assert {window.steps for _, window in found} == {50}
 

@@ -1,4 +1,4 @@
-"""Timelines of host and device; events and streams of the device are moved on by the test."""
+"""Timelines of host and device, with events and streams of a device that tests advance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stream:
 
 
 class Cuda:
-    """What the timeline asks of `torch.cuda`; streams have clocks of their own, in milliseconds."""
+    """The parts of `torch.cuda` that the timeline uses; each stream has its own time in ms."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -53,7 +53,7 @@ class Cuda:
                 assert self.at_ms >= 0, "recorded before it is read"
 
             def elapsed_time(self, other: Event) -> float:
-                # single precision, as the driver's
+                # In single precision, like the driver's.
                 return float(struct.unpack("f", struct.pack("f", other.at_ms - self.at_ms))[0])
 
         self.Event = Event
@@ -67,7 +67,7 @@ class Cuda:
 
 
 class Work:
-    """A transfer that makes the stream that waits for it wait until then."""
+    """A transfer: the stream that waits for it waits until a given time."""
 
     def __init__(self, cuda: Cuda, ends_ms: float) -> None:
         self.cuda, self.ends_ms = cuda, ends_ms
@@ -146,7 +146,7 @@ def test_the_drift_between_device_and_host_is_measured(seen: Seen) -> None:
     timeline.end_step()
     timeline.settle(30)
     del seen
-    # The device says an hour, the host a moment.
+    # The device's clock advances by an hour, the host's by a moment.
     assert timeline.measured()["clock_drift_ns"] == pytest.approx(-3600e9, rel=0.01)
 
 
@@ -179,7 +179,7 @@ def test_a_backward_that_waits_for_earlier_reductions_of_fsdp_is_seen_to_wait(se
         reduce_grads = True
 
     def waits(_group: Group) -> None:
-        # for the event of the reduction before the one before
+        # Waits for the event of the reduction two before.
         Work(cuda, 27.0).wait()
 
     post_backward = hook.wrap(Job(tap, Layout(dp=2)), waits)
@@ -198,7 +198,7 @@ def test_a_backward_that_waits_for_earlier_reductions_of_fsdp_is_seen_to_wait(se
 
 
 class HostWork:
-    """Completes when a test says so; like gloo's, it can be waited for once."""
+    """A work that completes when a test lets it; like gloo's, it can be waited for once."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.done = threading.Event()

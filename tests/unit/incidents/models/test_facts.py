@@ -1,4 +1,4 @@
-"""What rules and messages see of a report."""
+"""The facts of a report that rules and messages use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which number of a session a condition reads."""
+"""The number of a session that a condition compares."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from app.incidents.models.facts import Facts, Level, read_history
 from app.incidents.models.rules import Threshold
 from tests.unit.incidents.builders import SHARES, session, slow_rule
 
-# S alone would not be slow.
+# Slow by the headline, but not by S.
 STRONGER = replace(session(1, 1.04), headline=Slowdown(1.3, None, 9.0, HeadlineKind.CAUSES))
 
 
-# Without a verdict on stragglers, a budget is known.
+# Without a verdict on S, but with a budget.
 STALLED = replace(session(1, None), shares=SHARES)
 
 

@@ -1,4 +1,4 @@
-"""A channel and a delivery as the views of the dashboard get them."""
+"""A channel and a delivery, as the dashboard reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 
 
 def channel(**changes: Any) -> ChannelView:  # noqa: ANN401 - fields of ChannelView
-    """Return one that works."""
+    """Return a channel without failures."""
     found = ChannelView(
         id=uuid.UUID(int=99),
         name="ops",
@@ -44,7 +44,7 @@ def channel(**changes: Any) -> ChannelView:  # noqa: ANN401 - fields of ChannelV
 
 
 def delivery(state: str, **changes: Any) -> DeliveryRow:  # noqa: ANN401 - fields of DeliveryRow
-    """Return one whose only attempt was answered."""
+    """Return a delivery whose only attempt was answered."""
     found = DeliveryRow(
         id=uuid.UUID(int=7),
         channel_id=uuid.UUID(int=99),

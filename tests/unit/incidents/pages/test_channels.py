@@ -1,4 +1,4 @@
-"""What the page of channels says of each: alive, dead, disabled, and why."""
+"""The page of channels: alive, dead and disabled ones, with the reason."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_receivers_own_words() -> None:
     failing = channel(failures=1, last_error=REFUSED)
     same = Tally(0, 1, 410, REFUSED, "this hook\nwas removed")
     assert last_answer(failing, same, NOW) == "The receiver answered 410: this hook was removed"
-    # What another attempt was told does not belong to this error.
+    # The answer to another attempt does not belong to this error.
     other = replace(same, error="No listener.")
     assert last_answer(failing, other, NOW) == REFUSED
     assert last_answer(channel(), Tally(3, 0, 204), NOW) == "204, 8\N{NO-BREAK SPACE}min ago"

@@ -1,4 +1,4 @@
-"""What the page of incidents says, with none, with one and with more than fit."""
+"""The page of incidents without any, with one, and with more than fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of rules says of them."""
+"""Sentences of the page of rules."""
 
 from __future__ import annotations
 

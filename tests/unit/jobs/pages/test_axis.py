@@ -31,7 +31,7 @@ def _point(number: int, slowdown: float | None, *, tokens: float | None = None) 
 
 
 def job_over_time() -> JobAxis:
-    """Return a job with everything that can stand on the axis."""
+    """Return a job with every kind of mark on its axis."""
     marks = [
         Mark(BEGAN + index * HOUR, kind, f"{kind} <b>&", "/incidents/x" if index else None)
         for index, kind in enumerate(MarkKind)

@@ -1,4 +1,4 @@
-"""Where the time of a job's sessions goes, over its sessions."""
+"""The budget of a job over its sessions."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_line_says_what_is_lost_to_stragglers_between_steps_and_together() -> 
 
 
 def withheld(**changes: Any) -> SessionVerdict:  # noqa: ANN401 - fields differ
-    """Return a verdict without numbers: the replay differs from the recording."""
+    """Return a verdict without numbers, because the replay is too far from the recording."""
     none = replace(verdict(1.3), headline=None, published=None, level="none", discrepancy=0.078)
     return replace(none, **changes)
 
@@ -103,7 +103,7 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
 
 
 def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # noqa: ANN401 - fields differ
-    """Return a job of 64 GPUs as the only one that stands so."""
+    """Return a group with a single job of 64 GPUs."""
     lost = 0.0 if slowdown is None else 64 * (1 - 1 / slowdown)
     values: dict[str, Any] = {
         "state": SessionState.QUEUED if slowdown is None else SessionState.ANALYZED,
@@ -139,7 +139,7 @@ def page_of(
 
 
 def line(*sessions: SessionRow, name: str = "llm", **changes: Any) -> SessionLine:  # noqa: ANN401 - fields differ
-    """Return the line of a job with these sessions, oldest first."""
+    """Return the row of a job with these sessions, oldest first."""
     through = [session for session in sessions if session.state not in SessionState.UNDERWAY]
     told = through[-1] if through else sessions[-1]
     status = JobStatus(name, sessions[-1], told, (), {}, None)
@@ -291,7 +291,7 @@ def test_a_slow_job_says_why_and_where() -> None:
     ("at", "where"),
     [
         (BlamedGpu(35, "node-4", "3"), "node-4, GPU 3"),
-        # nothing says where (0, 0) runs: the slowest worker's host is another's
+        # The host of worker (0, 0) is unknown; that of the slowest worker is another.
         (BlamedGpu(0, None, None), "worker (0, 0), rank 0"),
         (BlamedGpu(80, "n10", "0", 8), "n10, 1 of 8 GPUs"),
     ],

@@ -1,4 +1,4 @@
-"""What the pages of plans say, and the files behind their figures."""
+"""The pages of plans, and the CSV files of their figures."""
 
 from __future__ import annotations
 

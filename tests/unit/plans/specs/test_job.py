@@ -1,4 +1,4 @@
-"""Specifications of whole jobs: what is accepted, what is refused with the change that would do."""
+"""Specifications of whole jobs: accepted ones, and refusals that name a sufficient change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_global_batch_asks_for_the_whole_job() -> None:
     spec = parse_any_spec(small_job_spec())
     assert isinstance(spec, JobSpec)
     assert (spec.global_batch, spec.transformer.sequence, spec.gpus) == (64, 1024, 16)
-    # half of the maker's figure, which counts both directions
+    # Half of the vendor's figure, which is the sum of both directions.
     assert [device.link_gbytes_per_s for device in spec.devices] == [300.0, 450.0]
     assert spec.fixed == FixedParallelism()
 

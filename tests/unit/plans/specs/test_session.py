@@ -1,4 +1,4 @@
-"""The specification of a whole job from a session: as measured, or what the metadata lack."""
+"""The specification of a whole job from a session: measured values, and missing metadata."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_layers_that_are_not_said_are_shared_out_and_types_read_from_names_of_gp
     job = session_job(meta)
     assert job.layers == ((8,), (8,))
     assert set(job.types.values()) == {"A100"}
-    # One traced rank of each TP group is enough to know the nodes by.
+    # One traced rank of each TP group suffices to identify the nodes.
     few = dataclasses.replace(meta, hosts={rank: f"n{rank // 8}" for rank in range(0, 32, 4)})
     assert session_job(few).gpus_per_node == 8
 

@@ -1,4 +1,4 @@
-"""Specifications: what is accepted, and every fault with its path."""
+"""Specifications: accepted ones, and every fault with its path."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_reads_a_whole_specification() -> None:
     assert spec.nodes == 3
     slow, fast = spec.devices
     assert (slow.memory_bytes, fast.memory_bytes) == (1e9, None)
-    # the layers' times are the fast type's
+    # The layers were profiled on the fast type.
     assert spec.times_of(fast).forward_ms == (1.0, 4.0)
     assert spec.times_of(slow).backward_ms == (4.0, 24.0)
     assert spec.network.allreduce_in_node_ms == ({2: 0.5}, {2: 0.25, 4: 0.75})

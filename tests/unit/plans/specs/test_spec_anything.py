@@ -1,4 +1,4 @@
-"""Whatever stands in a specification, the answer is a specification or its faults."""
+"""Any document is either a valid specification, or refused with its faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What connections to the database keep to themselves."""
+"""The password of a database URL, which connections do not reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that does not answer is one line to whoever asked for something."""
+"""An unavailable database is reported in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables have rows of projects."""
+"""The tables that have rows of projects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.platform.database.projects import Project
 
 def test_tables_of_projects_are_told_while_another_thread_imports_a_class() -> None:
     class Half(OfProject):
-        """As far as the import of a class has come that is not mapped yet."""
+        """A class whose import has not finished, so that it is not mapped yet."""
 
     scope._is_of_project.cache_clear()
     instrumentation.register_class(Half, registry=Base.registry)

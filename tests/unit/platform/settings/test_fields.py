@@ -1,4 +1,4 @@
-"""What settings are refused, how that is said, and what follows from them."""
+"""Settings: refused values, the messages, and derived values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
-    """Return what is said of an environment."""
+    """Return the message with which an environment is refused."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidSettingsError) as caught:

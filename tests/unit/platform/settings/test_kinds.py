@@ -1,4 +1,4 @@
-"""Which variables with our prefix are settings, which are not, and which are refused."""
+"""Variables with our prefix: settings, other known ones, and refused ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.platform.settings import Settings
 from app.platform.settings.kinds import Caller, unknown, variables
 
 ROOT = Path(__file__).parents[4]
-# Settings that were, of which the change log speaks.
+# Former settings, which the changelog mentions.
 GONE = {"PACELINE_ALLOW_UNAUTHENTICATED_NETWORK"}
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(
         ("PACELINE_PORT_80_TCP_PROTO", "tcp"),
         ("PACELINE_PORT_80_TCP_PORT", "80"),
         ("PACELINE_PORT_80_TCP_ADDR", "10.0.0.1"),
-        # Services called paceline-postgres and paceline-host.
+        # Variables of Kubernetes Services called paceline-postgres and paceline-host.
         ("PACELINE_POSTGRES_PORT", "tcp://10.0.0.2:5432"),
         ("PACELINE_POSTGRES_SERVICE_HOST", "10.0.0.2"),
         ("PACELINE_POSTGRES_PORT_5432_TCP_ADDR", "10.0.0.2"),

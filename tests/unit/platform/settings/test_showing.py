@@ -1,4 +1,4 @@
-"""What `paceline doctor` shows of the settings."""
+"""The settings in the output of `paceline doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How arrays travel to browsers."""
+"""The encoding of arrays for browsers."""
 
 from __future__ import annotations
 

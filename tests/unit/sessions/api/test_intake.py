@@ -29,7 +29,8 @@ def test_senders_are_answered_a_few_with_each_turn_of_the_loop() -> None:
         while answered < len(senders):
             await asyncio.sleep(0)
             now = sum(sender.done() for sender in senders)
-            # Of one transaction, and of the one before, whose last ones may be under way.
+            # Chunks of one transaction, and of the previous one, whose last answers may be under
+            # way.
             assert now - answered <= 2 * ANSWERED_AT_ONCE < MOST
             answered = now
         return [sender.result() for sender in senders]

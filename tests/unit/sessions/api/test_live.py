@@ -1,4 +1,4 @@
-"""A stream of events does not outlive what its reader was let in by."""
+"""A stream of events ends when its reader's access ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as JSON Schema."""
+"""The report's JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies on their way: in memory while they are small and few, else in a file."""
+"""Received bodies: in memory while they are small and few, else in a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spooling(budget: ByteBudget, tmp_path: Path) -> Spooling:
 
         anyio.run(run)
         assert budget.used == 0
-        # All of the memory is there again.
+        # The whole memory is free again.
         assert budget.hold(HELD_TOGETHER_BYTES)
         budget.let_go(HELD_TOGETHER_BYTES)
 
@@ -73,7 +73,7 @@ def test_a_large_body_is_in_a_file(spooling: Spooling, budget: ByteBudget) -> No
     async def work(spool: Spool) -> None:
         await fill(spool, HELD_BYTES + MIB)
         assert spool.held(2 * HELD_BYTES) is None
-        # What it has in memory now is not counted: a piece before it is written.
+        # A body in a file holds no memory, except for a piece before it is written.
         assert budget.hold(HELD_TOGETHER_BYTES)
         budget.let_go(HELD_TOGETHER_BYTES)
         whole = await spool.finish()

@@ -1,4 +1,4 @@
-"""Stored reports: those of this version, and those of others."""
+"""Stored reports of this version and of other versions."""
 
 from __future__ import annotations
 

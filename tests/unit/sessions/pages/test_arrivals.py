@@ -1,4 +1,4 @@
-"""What a session's page shows of arrivals."""
+"""Arrivals on a session's page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_map_has_a_row_for_each_rank_and_a_column_for_each_collective(report
     assert (drawn.rows, len(drawn.columns)) == (4, 6)
     assert [label.text for label in drawn.row_labels] == ["0", "1", "2", "3"]
     assert drawn.legend == "AG all-gather, RS reduce-scatter"
-    # the slow rank alone has the darkest color, where gradients are first exchanged
+    # Only the slow rank has the darkest color, at the first exchange of gradients.
     darkest = drawn.paths[-1]
     place = [column.key for column in drawn.columns].index("0.3")
     assert darkest[1] == f"M{place} {SLOW}h1v1h-1z"

@@ -1,4 +1,4 @@
-"""The small pictures next to causes, of what the diagnosis finds in real analyses."""
+"""The small figures next to causes, from real analyses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of comparisons: what a test cannot tell is not called chance."""
+"""Words of comparisons: an inconclusive test is not called chance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_of_too_few_sessions_the_steps_within_them_tell() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        # However far apart they are, seven sessions give no p below 0.057.
+        # With seven sessions, p is at least 0.057 for any difference.
         ([5.0, 5.1, 5.2, 5.3], [6.5, 6.6, 6.7], "Cannot say"),
         ([5.0, 5.1, 5.2, 5.3], [6.5, 6.6, 6.7, 6.8], "Change, p = 0.029"),
         ([5.0, 6.1, 5.2, 6.3], [5.1, 6.2, 5.3, 6.0], "Chance, p = 1.000"),

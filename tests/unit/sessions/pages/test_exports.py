@@ -35,7 +35,7 @@ def test_steps_have_their_times_in_seconds(slow_worker: Report) -> None:
     assert float(found[0]["recorded_s"]) == slow_worker.step_times.recorded[0]
 
 
-# A recording of a slow worker has none of them; they have tests of their own.
+# Files that a recording of a slow worker does not have, and that other tests cover.
 NOT_HERE = {"template", "tensor-ranks", "tensor-methods", "unsaid"}
 
 

@@ -24,7 +24,7 @@ def every_figure(report: Report) -> list[Figure]:
 
 def test_plotly_knows_every_attribute_of_every_figure(slow_worker: Report) -> None:
     for figure in every_figure(slow_worker):
-        # Raises on what plotly does not know; tokens stand where it expects colors.
+        # plotly raises on unknown properties; the figure has tokens in place of colors.
         assert go.Figure(figure).to_plotly_json()["data"]
 
 
@@ -67,7 +67,7 @@ def test_the_label_of_the_slowdown_covers_no_other(slow_worker: Report, slowdown
     label = 80 * (strip.level.value - 1) / (top - 1) + strip.level.shift
     ticks = [80 * (value - 1) / (top - 1) for value, _ in strip.right]
     assert min(abs(label - tick) for tick in ticks) >= 12.9
-    # it stays near its line, and within the figure
+    # The label is near its line, and inside the figure.
     assert abs(strip.level.shift) <= 27
     assert label <= 80
 

@@ -1,4 +1,4 @@
-"""What the script gets to say where workers run; `tests/js/sessions/places.test.js` reads it."""
+"""The places of workers for the page's script; `tests/js/sessions/places.test.js` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows of workers that were not recorded, and of a single step."""
+"""Pages of sessions with missing workers, or with a single step."""
 
 from __future__ import annotations
 

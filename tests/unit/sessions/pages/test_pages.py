@@ -1,6 +1,6 @@
-"""The words of a session's page, as a person reads them: one text file a scenario holds them all.
+"""The words of a session's page in reading order, in one text file for each scenario.
 
-Where a sentence changes on purpose, write the files anew and read what has changed in them.
+After an intended change of a sentence, write the files again and read the difference.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ COMMAND: Final = f"{WRITE}=1 .venv/bin/pytest tests/unit/sessions/pages/test_pag
 
 RECEIVED: Final = datetime(2026, 3, 5, 12, 30, tzinfo=UTC)
 
-# Elements that have no end tag.
+# Elements without an end tag.
 VOID: Final = {"meta", "link", "input", "br", "line", "rect", "use", "circle", "path"}
-# What is not read in its place: tools of the page, forms, and data for its script.
+# Elements that are not read as text: tools of the page, forms, and data for its script.
 UNREAD: Final = {"form", "script", "svg", "template"}
 UNREAD_CLASSES: Final = {"tools", "legend", "files"}
 LINES: Final = {"h1", "h2", "p", "tr", "dt", "figure", "section", "div"}
 CELLS: Final = {"td", "th", "dd"}
-# Parts of a line that stand apart without being cells.
+# Parts of a line that are separated, but are no cells.
 APART_CLASSES: Final = {"state", "opt", "note"}
 
 
 class Reader(HTMLParser):
-    """Collects the words within ``<main>``: a line for a row, with a bar between its cells."""
+    """Collects the words within ``<main>``: a line for each row, with bars between its cells."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[list[str]] = [[]]
-        # Elements around here, and whether their words are read.
+        # The open elements, each with whether its words are read.
         self._around: list[tuple[str, bool]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin a line or a cell; what a picture shows is said in its label."""
+        """Begin a line or a cell; a picture is read by its label."""
         names = dict(attrs)
         classes = set((names.get("class") or "").split())
         read = self._read
@@ -76,7 +76,7 @@ class Reader(HTMLParser):
             self._lines[-1].append("_")
 
     def handle_endtag(self, tag: str) -> None:
-        """End an element; what follows a block is on a line of its own."""
+        """End an element; text after a block begins a new line."""
         if tag in VOID:
             return
         assert self._around.pop()[0] == tag
@@ -84,7 +84,7 @@ class Reader(HTMLParser):
             self._lines.append([])
 
     def handle_data(self, data: str) -> None:
-        """Add words, unless they are none that are read here."""
+        """Add words, if the current element is read."""
         if self._read:
             self._lines[-1].append(data)
 
@@ -93,14 +93,14 @@ class Reader(HTMLParser):
         return bool(self._around) and self._around[-1][1]
 
     def text(self) -> str:
-        """Return the lines, without those that have no words."""
+        """Return the lines that have words."""
         lines = [" ".join("".join(parts).split()) for parts in self._lines]
         said = [line.removeprefix("| ") for line in lines if line.strip(" |#")]
         return "\n".join(f"\n{line}" if line.startswith("#") else line for line in said) + "\n"
 
 
 def session_view(report: Report) -> SessionView:
-    """Return the session of a report, received at a fixed time under a fixed id."""
+    """Return the session of a report, with a fixed time of arrival and a fixed id."""
     sizes, verdict = report.sizes, report.has_verdict
     row = SessionRow(
         id=uuid.UUID(int=7),
@@ -137,7 +137,7 @@ def session_view(report: Report) -> SessionView:
 
 
 def page_text(report: Report) -> str:
-    """Return the words of a session's page, made by the program's own templates."""
+    """Return the words of a session's page, rendered by the program's templates."""
     view = session_view(report)
     page = session_page(
         view,

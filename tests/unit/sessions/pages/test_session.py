@@ -118,7 +118,7 @@ def test_fixes_share_one_axis_with_the_reference(slow_worker: Report) -> None:
     fixes = report_view(slow_worker).fixes
     assert fixes.rows[0].share == pytest.approx(100)
     assert fixes.rows[1].strong
-    # the best one brings the step to it at most
+    # The best fix shortens the step at most to the reference.
     assert 0 < fixes.reference_share <= fixes.rows[1].share < 100
     assert fixes.reference.startswith("without its causes, ")
 

@@ -1,4 +1,4 @@
-"""The work to take off a slow tensor-parallel rank, on the page of a session."""
+"""The advice for a slow tensor-parallel rank on the page of a session."""
 
 from __future__ import annotations
 

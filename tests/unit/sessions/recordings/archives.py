@@ -1,4 +1,4 @@
-"""Archives, also such as were made to harm."""
+"""Archives, including malicious ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Entry = tuple[str, bytes]
 
 
 def tar(entries: Iterable[Entry | tarfile.TarInfo]) -> bytes:
-    """Return a tar of files, and of entries that have no bytes."""
+    """Return a tar archive of files, and of entries without bytes."""
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
@@ -39,7 +39,7 @@ def zipped(entries: Iterable[Entry | tuple[zipfile.ZipInfo, bytes]]) -> bytes:
 
 
 def forms(entries: Iterable[Entry]) -> dict[str, bytes]:
-    """Return the same files in every kind of archive that is read, by the archive's name."""
+    """Return the same files in every supported kind of archive, by the archive's name."""
     files = list(entries)
     plain = tar(files)
     return {
@@ -51,14 +51,14 @@ def forms(entries: Iterable[Entry]) -> dict[str, bytes]:
 
 
 def member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    """Return an entry of a tar that is no file."""
+    """Return an entry of a tar archive that is no file."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
 
 
 def written(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file and return where it is."""
+    """Write a file and return its path."""
     path = folder / name
     path.write_bytes(content)
     return path

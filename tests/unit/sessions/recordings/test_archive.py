@@ -32,7 +32,7 @@ def entries(path: Path, *, limits: Limits | None = None, nameless: bool = True) 
 
 
 def refusal(path: Path, limits: Limits | None = None) -> InvalidArchiveError:
-    """Return how an archive is refused; nothing of it is left."""
+    """Return the refusal of an archive, after checking that no file is left."""
     before = sorted(path.parent.iterdir())
     with pytest.raises(InvalidArchiveError) as refused:
         entries(path, limits=limits, nameless=False)
@@ -152,7 +152,7 @@ def test_another_kind_of_archive_is_refused_by_name(tmp_path: Path, magic: bytes
 @pytest.mark.parametrize("kind", sorted(forms(FILES)))
 def test_an_archive_that_is_cut_off_is_refused_wherever_that_is(tmp_path: Path, kind: str) -> None:
     whole = forms([("rank0.json", os.urandom(900)), ("rank1.json", os.urandom(3000))])[kind]
-    # The padding after the end of a tar is no part of it.
+    # The padding after the end of a tar archive is no part of its content.
     least = 512 + 1024 + 512 + 3072 if kind == "traces.tar" else len(whole) - 1
     for length in {600, 1000, least // 2, least - 512, least}:
         path = written(tmp_path, "cut", whole[:length])
@@ -173,7 +173,7 @@ def test_damaged_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def gigabyte(compress: Callable[[bytes], bytes]) -> bytes:
-    """Return a tar of a gigabyte of zeros: members of 16 MB, one after the other."""
+    """Return a tar archive of a gigabyte of zeros, in members of 16 MB."""
     info = tarfile.TarInfo("rank0.json")
     info.size = 1024 * MIB
     return compress(info.tobuf()) + 64 * compress(bytes(16 * MIB))
@@ -197,7 +197,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, body: bytes) ->
     finally:
         tracemalloc.stop()
     assert error.stable_code == "archive.bomb"
-    # A slice of what is compressed gives 16 MB, held twice by who decompresses it.
+    # A compressed block becomes 16 MB, which the decompressor holds twice.
     assert peak < 80 * MIB
 
 

@@ -1,4 +1,4 @@
-"""A run of XProf: a file a host, each of which counts its devices from 0."""
+"""A run of XProf: one file for each host, which counts its devices from 0."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_devices_of_all_hosts_are_ranks_in_the_order_of_the_hosts(
     arrivals = analyze(trace).report.arrivals
     assert arrivals is not None
     assert (arrivals.worst.rank, arrivals.straggles) == (21, True)
-    # What is said of the clocks of the hosts, of which each is 200 ms ahead of the one before.
+    # The clock of each host is 200 ms ahead of the previous host's.
     assert arrivals.clocks_apart_s > 1.9
-    # The traces for a viewer say the same again.
+    # The traces for a viewer contain the same events again.
     said = capsys.readouterr().err
     assert "w-10.trace.json.gz: it is a shortened copy of w-10.xplane.pb" in said
 

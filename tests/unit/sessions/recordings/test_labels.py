@@ -16,7 +16,7 @@ def test_patterns_stand_in_order_with_their_lines() -> None:
         RangeRule(r"it (?P<step>\d+)", "step", 4),
         RangeRule("opt", "optimizer", 5),
     )
-    # Names of other recorders are those of our types.
+    # Operation names of other recorders are accepted.
     assert read_labels("{'x': grad-all-reduce}").rules[0].op == "grads-reduce-scatter"
     assert read_labels(json.dumps({"a": "bwd"}, indent=1)).rules[0].line == 2
 

@@ -1,4 +1,4 @@
-"""Times of a group's ranks over steps, as paths."""
+"""Times of a group's ranks over steps, as paths of a figure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_lines_go_from_the_first_step_to_the_last() -> None:
     assert found is not None
     slow, others = points(found.slow), points(found.others)
     assert [(kind, x) for kind, x, _ in slow] == [("M", 0.0), ("L", WIDTH)]
-    # higher is longer: the mean of the others goes from 2 to 1, as the slow rank ends at 2
+    # Longer times are higher: the mean of the others decreases from 2 to 1; the slow rank ends at
+    # 2.
     assert others[0][2] == pytest.approx(slow[1][2])
     assert slow[0][2] < slow[1][2] < others[1][2] <= HEIGHT
     assert found.values[0].at == 100

@@ -135,9 +135,9 @@ class Instrumentation:
     def attach(
         self, job: Job, level: Level, hooks: Level | None = None
     ) -> tuple[list[Undo], list[str]]:
-        """Attach all hooks that fit; return how to revert them, and the names of the other hooks.
+        """Attach all hooks that fit; return functions to remove them, and the others' names.
 
-        `hooks` is their level if it is another one than that of sessions.
+        `hooks` is the level of the hooks, if it differs from the level of sessions.
         """
         undo: list[Undo] = []
         left_out: list[str] = []

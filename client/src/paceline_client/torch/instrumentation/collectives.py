@@ -55,8 +55,8 @@ class _Experts:
     def exchanged(self, step: int, tokens: int) -> None:
         """Count an exchange with experts.
 
-        The first and every second one after it bring tokens to the experts; the others return the
-        results. In a backward, they carry gradients of the same tokens.
+        Exchanges alternate: the first, third, … send tokens to the experts, the others return the
+        results. In a backward pass they carry gradients of the same tokens, which are not counted.
         """
         if step != self._step:
             self._step, self._exchanges = step, 0
@@ -192,7 +192,10 @@ _LABEL: Final = "_paceline_op"
 
 
 class _RecordedWork:
-    """A proxy of a work whose wait is recorded; of a synchronous call, the time from `start`."""
+    """A proxy of a work that records the training's wait for it.
+
+    If the collective was synchronous, the time from `start` is recorded.
+    """
 
     def __init__(self, job: Job, op: str, work: Any, start: Any) -> None:
         self._job = job

@@ -42,8 +42,8 @@ _MOST_FORWARDS: Final = 4096
 class _Current:
     """The microbatch and the model chunk of the current computation.
 
-    Forwards have them as arguments. A backward belongs to the oldest forward without a backward, of
-    the chunk in the schedule's table.
+    Forward passes have both as arguments. A backward pass belongs to the oldest forward pass
+    without a backward pass, of the chunk in the schedule's table.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A revision's backfill runs before it, in batches that are each a transaction."""
+"""A revision's backfill runs before its upgrade, in batches that are transactions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOBS: Final = 2 * BATCH + 200
 
 @pytest.mark.parametrize("killed", [False, True], ids=["held up", "killed"])
 def test_rows_are_filled_in_batches(engine: Engine, tmp_path: Path, *, killed: bool) -> None:
-    """Held up or killed in the middle, the backfill keeps what it has, and goes on."""
+    """A blocked or killed backfill keeps its completed batches, and continues from there."""
     migrate.upgrade(engine.url)
     with engine.begin() as connection:
         connection.execute(
@@ -41,7 +41,7 @@ def test_rows_are_filled_in_batches(engine: Engine, tmp_path: Path, *, killed: b
     command = [sys.executable, "-c", UPGRADE, url, str(with_later_revision(tmp_path))]
     watching = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as writer, watching.connect() as watcher:
-        # A row of the last of three batches is being changed.
+        # Another transaction has locked a row of the last of three batches.
         writer.execute(text("UPDATE job SET archived_at = now() WHERE name = :n"), {"n": str(JOBS)})
         upgrade = subprocess.Popen(command)  # noqa: S603 - ours
         wait_for(lambda: _filled(watcher) == 2 * BATCH, "two batches")

@@ -35,7 +35,7 @@ def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
 
 
 def test_a_table_that_is_in_use_blocks_no_one_and_is_changed_afterwards(engine: Engine) -> None:
-    """A reader that takes long, others after it, and the change that waits between them."""
+    """A slow reader, the change that waits for it, and later readers that must not wait."""
     migrate.upgrade(engine.url)
     failures: list[Exception] = []
 
@@ -50,14 +50,15 @@ def test_a_table_that_is_in_use_blocks_no_one_and_is_changed_afterwards(engine: 
         " AND wait_event_type = 'Lock' AND datname = current_database()"
     )
     thread = threading.Thread(target=downgrade)
-    # A transaction keeps to what it saw of others first.
+    # Without a transaction, because a transaction keeps its first view of other sessions.
     watching = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as reader, watching.connect() as watcher:
         reader.execute(text("SELECT count(*) FROM session"))
         thread.start()
         wait_for(lambda: watcher.execute(waits).scalar_one(), "change that waits")
         with engine.connect() as other:
-            # Behind the change, which gives way: without that this would wait for the reader.
+            # This query is queued behind the change; the change gives up its lock request, else
+            # both would wait for the reader.
             other.execute(text("SELECT count(*) FROM session"))
         assert migrate.current_revision(engine) == migrate.expected_revision()
         reader.rollback()

@@ -1,4 +1,4 @@
-"""The schema goes up, down and up again, and is the one of the models."""
+"""The schema is migrated up, down and up again, and agrees with the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose steps follow one another, and what is said of the time between them."""
+"""Jobs of consecutive steps, and the diagnosis of the time between steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GATHERING: Final = JobModel(
 )
 FLAT: Final = replace(GATHERING, op_types=GATHERING.op_types - {PARAMS_ALL_GATHER})
 DEEP: Final = replace(FLAT, sizes=Sizes(dp=4, pp=3))
-# Two of forty steps; the first recorded one has the number 10.
+# Stalls before two of forty steps; the first recorded step has the number 10.
 TWICE: Final = Standstill(17, 5 * S, 18)
 
 
@@ -38,7 +38,7 @@ def report_of(*injections: Injection, job: JobModel = FLAT, seed: int = 3) -> Re
 
 
 def true_share(session: SyntheticSession) -> float:
-    """Return what share of the time is lost; what precedes the first step is not recorded."""
+    """Return the lost share of the time, without the unrecorded time before the first step."""
     turns, healthy = session.truth.turns_s[1:], session.truth.healthy_turns_s[1:]
     return 1 - sum(healthy) / sum(turns)
 

@@ -1,4 +1,4 @@
-"""Ranks without a pipeline whose loader takes longer than that of their peers in every step."""
+"""Ranks without a pipeline whose loader is slower than that of their peers in every step."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_budget_counts_it_as_lost() -> None:
     assert budget is not None
     shares = budget.shares
 
-    # of one rank of two, the other one waits for it
+    # One of two ranks is idle while the other one loads.
     share = (ALONE[1] - ALONE[0]) / 1e3 / late.step_s / 2
     assert shares.between_steps_above == pytest.approx(share, rel=0.05)
     assert shares.waiting == pytest.approx(share, rel=0.1)

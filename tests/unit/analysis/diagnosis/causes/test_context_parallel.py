@@ -67,7 +67,7 @@ def test_where_the_same_rank_of_every_group_is_late_sequences_are_divided_uneven
     assert "6 of 6 groups wait for the same one of their ranks" in evidence(diagnosis)
     assert not where(diagnosis).ranks
     assert not where(diagnosis).workers
-    # What the last rank does less the others do more.
+    # The work that the last rank lacks is added to the other ranks.
     alone = CONTEXT_PARALLEL.find(signs_of(session(everywhere[0], job=CONTEXT)))
     assert alone is not None
     node = next(iter(alone.change.less_ns))

@@ -35,7 +35,7 @@ UNEVEN = UnevenExperts(0.8)
 
 
 def without(synthetic: SyntheticSession, key: str, **said: object) -> SyntheticSession:
-    """Return a session whose metadata say other things."""
+    """Return a session with changed metadata."""
     meta = synthetic.trace.meta
     extra = {name: value for name, value in meta.extra.items() if name != key}
     return replace(
@@ -103,15 +103,17 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     finding = found(EXPERT_PARALLEL, signs_of(session(UNEVEN, job=ALL_RANKS)))
     shared_by_two = found(EXPERT_PARALLEL, signs_of(session(UNEVEN, job=EXPERTS)))
 
-    # a step is off by half of what they wait at most, the less the more groups there are
+    # The uncertainty is at most half of the waiting, and decreases with the number of groups.
     assert 0 < finding.uncertainty.reference < 0.01
     assert 0 < shared_by_two.uncertainty.reference < finding.uncertainty.reference
-    # all of four wait for the last one, or each for the other, and that after the experts alone
+    # Three of four ranks wait for the last one, or one of two for the other, and that at half of
+    # the all-to-alls: those after the experts.
     assert (finding.uncertainty.hiding, shared_by_two.uncertainty.hiding) == (0.75 / 2, 0.5 / 2)
 
 
-# Weights are computed between the experts and the next all-to-all; hosts that wait launch at any
-# time: ranks come late to that, and no later out of their experts.
+# Weight gradients are computed between the experts and the next all-to-all, and blocked hosts
+# launch at random times: ranks are late to the all-to-all before the experts, and not later after
+# them.
 @pytest.mark.parametrize(
     "shape",
     [
@@ -155,7 +157,7 @@ def test_where_tokens_are_recorded_it_says_how_uneven_they_are() -> None:
         for step in synthetic.truth.steps
     }
     said = evidence(diagnosed(without(synthetic, "", expert_tokens=tokens)))
-    # As each rank knows its own; of four steps only.
+    # Each rank gives only its own token counts, for four steps.
     trace = synthetic.trace
     places = set(zip(trace.dp.tolist(), trace.pp.tolist(), trace.rank.tolist(), strict=True))
     own = {

@@ -71,7 +71,7 @@ BLOCKING = replace(PLAIN, posting=Posting.BLOCKING, host_waits=True)
 
 
 def pauses(world: World, chance: float, kind: int = 0) -> np.ndarray[tuple[int, ...], Any]:
-    """Return pauses of hosts at random forwards, or backwards: as `World.launch_s` has them."""
+    """Return pauses of hosts at random forward or backward passes, as in `World.launch_s`."""
     found = np.zeros(world.launch_s.shape)
     struck = np.random.default_rng(6).random(found[:, :, :, kind].shape) < chance
     found[:, :, :, kind] = struck * 5 * pass_s(world)

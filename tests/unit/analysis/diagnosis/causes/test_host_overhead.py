@@ -32,7 +32,7 @@ from tests.unit.analysis.diagnosis.jobs import (
 )
 from tests.unit.analysis.diagnosis.second_physics import PLAIN, pass_s, report_of, struck
 
-# four workers a host
+# four workers on each host
 HOSTED = replace(JOB, sizes=Sizes(dp=4, pp=4, tp=2))
 WORKER = (2, 1)
 ON_ONE_HOST = HostOverhead(110 * MS, WORKER)
@@ -176,7 +176,7 @@ def test_a_slow_host_launches_after_transfers_as_others_do_when_it_is_healthy() 
     _, typical = struck(shape, healthy)
 
     assert report.causes[0].where.workers == ((2, 1),)
-    # were it to launch at once it would be 0.8 %
+    # With a reference that launches at once, the error would be 0.8 %.
     assert report.headline.slowdown == pytest.approx(slow / typical, rel=0.001)
 
 

@@ -113,7 +113,7 @@ def test_it_shows_where_stages_have_other_chunks() -> None:
 
 
 def test_a_slow_link_counts_where_half_of_the_links_are_as_slow() -> None:
-    # With two DP ranks the median of a type may be the slow link's own.
+    # With two DP ranks, the slow link's own times may be the median of their type.
     job = replace(JOB, sizes=Sizes(dp=2, pp=2))
     slow = session(SlowLink((1, 0), 30.0), job=job)
     diagnosis = diagnosed(slow)
@@ -161,7 +161,7 @@ def test_a_group_of_a_stage_that_is_slow_against_others_is_named_with_what_it_co
 
 def test_groups_that_do_not_wait_for_each_other_have_no_slow_network() -> None:
     def strike(world: World) -> None:
-        # the first group comes late to its collectives
+        # The first group computes longer, so it is late to its collectives.
         world.forward_s[0, ..., :2] *= 1.5
 
     report, _ = report_of(replace(PLAIN, pp=2, groups=2), strike)

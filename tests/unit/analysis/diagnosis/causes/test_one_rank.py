@@ -1,4 +1,4 @@
-"""Ranks that wait between steps while the others wait for them."""
+"""Ranks that wait between steps, while the other ranks wait for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.analysis.diagnosis.causes.stalling import FLAT, S, report_of, st
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedLoaderStall(Standstill):
-    """Before some steps some ranks wait for their loaders, and the others for them."""
+    """Before some steps, some ranks wait for their loaders, and the other ranks wait for them."""
 
     cause: ClassVar[str] = "data_loading"
 

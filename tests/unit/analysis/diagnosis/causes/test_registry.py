@@ -1,4 +1,4 @@
-"""Every kind of cause has all that belongs to it; a failure says what is missing."""
+"""Every kind of cause has its documentation, injection and tests; failures name missing ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: ki
 
 
 def modules() -> list[Path]:
-    """Return the files of causes, those in drawers included, below their folder."""
+    """Return the files of causes in their folder and its subfolders."""
     found = (path.relative_to(CAUSES) for path in CAUSES.rglob("*.py"))
     return sorted(path for path in found if path.stem not in NO_CAUSE)
 
@@ -34,7 +34,7 @@ def imported(path: Path) -> str:
 
 
 def section(title: str) -> str:
-    """Return what the page of the diagnosis says below a title, in one line; empty if nothing."""
+    """Return the text below a title of the diagnosis page in one line; empty without the title."""
     page = (ROOT / "docs/diagnosis.md").read_text()
     found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", page, re.DOTALL | re.MULTILINE)
     return " ".join(found[1].split()) if found else ""
@@ -82,12 +82,12 @@ def test_every_cause_has_a_scenario() -> None:
     assert [name for name in KINDS if name not in made] == []
 
 
-# Scenarios and dials inject known truth. The client is another distribution and names none.
+# Scenarios and dials inject known faults by name. The client is a separate distribution.
 KNOWN_TRUTH: Final = ROOT / "app/analysis/synthesis"
 ANALYSIS: Final = ROOT / "app/analysis"
-# What ranks do between steps is an operation type and, where it costs too much, a cause.
+# The names of operations between steps are also names of causes.
 OPERATION_TYPES: Final = ROOT / "app/analysis/trace/model.py"
-# A pulse says of a rank that it writes a checkpoint.
+# Phases of a pulse's beats, such as a checkpoint, have the same names.
 PHASES: Final = ROOT / "app/analysis/pulse/columns.py"
 PROGRAMS: Final = (
     "app/**/*.py",
@@ -101,11 +101,11 @@ SINGLE_CAUSE: Final = re.compile(
 
 
 def test_no_cause_is_named_outside_of_its_file_and_the_registry() -> None:
-    """What knows one cause by name would have to be changed for another one like it.
+    """Code that knows a cause by its name would have to be changed for each new cause.
 
-    Names are looked for as strings: in docstrings they are examples. "network" and "checkpoint" are
-    looked for in the analysis only: elsewhere they are a scenario and a mark of a job's history.
-    "slow_together" is also a part of the budget.
+    Names are searched as strings, because docstrings contain them as examples. "network" and
+    "checkpoint" are searched in the analysis only: elsewhere they are a scenario and a mark in a
+    job's history. "slow_together" is also a part of the budget.
     """
     quoted, special = (
         re.compile(rf"""["'`]({"|".join(names)})["'`]""")
@@ -132,7 +132,7 @@ def test_no_cause_is_named_outside_of_its_file_and_the_registry() -> None:
 
 
 def kind_in(path: Path) -> str:
-    """Return the name of the cause that a file holds."""
+    """Return the name of the cause in a file."""
     found = re.search(r'^    name="(\w+)",$', (CAUSES / path).read_text(), re.MULTILINE)
     assert found
     return found[1]

@@ -91,7 +91,7 @@ def test_what_is_no_list_of_sequence_lengths_is_left_alone(lane: object) -> None
 
 
 def lengthen(world: World, factor: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
-    """Make microbatches longer, by factors of shape (microbatches, steps, dp)."""
+    """Lengthen microbatches by factors of shape (microbatches, steps, dp)."""
     world.forward_s[:] *= factor
     world.backward_s[:] *= factor
 
@@ -146,7 +146,8 @@ def test_no_worker_is_accused_with_them(dp: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         factor = rng.uniform(0.3, 1.7, world.forward_s.shape[2:])
         lengthen(world, factor)
-        # A head costs the same for every token, so that the last stage differs less.
+        # The head's cost per token is constant, so the last stage differs less between
+        # microbatches.
         world.forward_s[-1] *= (0.5 + 0.5 * factor) / factor
         world.backward_s[-1] *= (0.5 + 0.5 * factor) / factor
 

@@ -129,7 +129,7 @@ def test_one_slow_step_is_none() -> None:
 
 
 def _longer_in(begin: int, end: int, times: float) -> Trace:
-    """Return a session of which some steps have longer sequences, whose lengths are recorded."""
+    """Return a session with longer sequences, with recorded lengths, in some steps."""
     job = replace(FLAT, profiler=Profiler(sequence_lengths=True))
     lengths = SequenceLengths(8_192, 1_000, 0.8, quadratic=0.0, fixed=0.0, linear=1.0)
     synthetic = synthesize(job, (lengths, SlowTogether(times, begin, end - begin)), seed=5)
@@ -166,7 +166,7 @@ def test_a_pause_right_before_is_its_likeliest_reason() -> None:
     ends = np.array(
         [(trace.start_ns + trace.duration_ns)[trace.step == step].max() for step in first]
     )
-    # one step right after the other, but for 20 s before the first slow one
+    # Consecutive steps, with a pause of 20 s before the first slow one.
     between = np.full(len(first), 50_000_000)
     between[14] = 20_000_000_000
     new = np.cumsum(np.concatenate([[0], (ends - begins)[:-1]]) + between)

@@ -148,7 +148,7 @@ def test_it_shows_where_stages_have_other_chunks(factor: float) -> None:
         (cause,) = report.causes
         assert (cause.cause, cause.where) == ("slow_worker", Where(workers=(worker,)))
         assert f"forward {factor:.1f}" in cause.evidence[0]
-        # Nothing is advised where the slowdown is none to act on.
+        # No fix is recommended at level `ok`.
         advised = [fix.action for fix in report.recommendations[:1]]
         assert advised == ([] if report.verdict.level == "ok" else ["replace_worker"])
 

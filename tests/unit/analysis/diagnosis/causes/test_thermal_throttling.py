@@ -63,7 +63,7 @@ def test_a_worker_of_one_or_two_speeds_is_slow_and_not_hot(slow: Injection) -> N
 
 
 def with_speeds(factor: FloatArray) -> Signs:
-    """Return the signs of a job with a worker that takes `factor` times as long, step by step."""
+    """Return the signs of a job with a worker that takes `factor` times as long in each step."""
     synthetic = session(job=replace(JOB, steps=len(factor)))
     trace = synthetic.trace
     mine = (trace.dp == 2) & (trace.pp == 1) & (trace.op <= 1)
@@ -173,7 +173,7 @@ def test_a_hot_host_is_said_to_be_one() -> None:
 
 
 def on_end(synthetic: SyntheticSession) -> SyntheticSession:
-    """Return a session whose steps follow one another without a gap."""
+    """Return a session of consecutive steps without gaps."""
     trace = synthetic.trace
     step = np.unique(trace.step, return_inverse=True)[1].astype(trace.step.dtype)
     return replace(synthetic, trace=replace(trace, step=step))

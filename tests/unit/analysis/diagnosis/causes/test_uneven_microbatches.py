@@ -1,4 +1,4 @@
-"""DP ranks with different numbers of microbatches, held against an event simulation."""
+"""DP ranks with different numbers of microbatches, compared with an event simulation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.unit.analysis.diagnosis.jobs import ONE_STAGE, session, signs_of
 STEPS = 12
 
 
-# computations of 20 ms, transfers of half a millisecond
+# computations of 20 ms, transfers of 0.5 ms
 PIPELINE = Job("1f1b", dp=6, pp=4, compute_ns=20_000_000, transfer_ns=500_000)
 INTERLEAVED = replace(PIPELINE, schedule="interleaved", dp=4, pp=2, vpp=2)
 SLOW = ((1, 1), 1.5)
-# gradients are reduced once, at the end
+# gradients are reduced once, at the end of a step
 DATA_PARALLEL = Job(
     dp=8,
     pp=1,
@@ -38,7 +38,7 @@ DATA_PARALLEL = Job(
 def data_parallel(
     counts: np.ndarray, slow: tuple[tuple[int, int], float] | None = None, seed: int = 0
 ) -> tuple[Trace, float]:
-    """Return the trace of ranks with counts of microbatches (steps, dp), and the mean step, s."""
+    """Return the trace of ranks with counts of microbatches (steps, dp), and the mean step in s."""
     job = replace(
         DATA_PARALLEL, dp=counts.shape[1], counts=tuple(map(tuple, counts.tolist())), slow=slow
     )
@@ -120,7 +120,7 @@ def test_what_a_rank_has_less_the_others_have_more() -> None:
 
 
 def test_a_rank_that_computes_as_long_with_fewer_microbatches_is_as_slow_as_it_is() -> None:
-    """As many microbatches are not as much work: their own times are what counts."""
+    """Equal numbers of microbatches need not be equal work, so a rank's own times decide."""
     report = analyze(data_parallel(always(4, 6, {2: 4}), ((2, 0), 1.5))[0]).report
     assert report.headline.slowdown == pytest.approx(1.0, abs=0.02)
 
@@ -154,7 +154,7 @@ def test_lost_operations_are_not_taken_for_fewer_microbatches() -> None:
 def counts_of(
     job: Job, few: int, ranks: dict[int, int] | None = None, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """Return what ranks always run, or where none is named, draw up to twice as many."""
+    """Return the ranks' constant counts; without any, random ones up to twice as large."""
     counts = np.full((STEPS, job.dp), few)
     if ranks is None:
         of = job.pp if job.vpp > 1 else 1
@@ -166,7 +166,7 @@ def counts_of(
 
 
 def even_step_s(job: Job, many: float) -> float:
-    """Return a step in which all run as many: of a broken number the mean of its neighbors."""
+    """Return the step with equal counts; for a fractional count, interpolated between neighbors."""
     of = job.pp if job.vpp > 1 else 1
     few = int(many // of) * of
     share = (many - few) / of
@@ -238,13 +238,13 @@ def test_microbatches_that_are_not_run_are_in_no_picture_and_no_part_of_the_time
     assert len(drawn.recorded.dp) == np.count_nonzero(passes)
     assert (drawn.recorded.end_ns >= drawn.recorded.start_ns).all()
     assert np.isfinite(drawn.ideal.start_ns).all()
-    # (4 x 5 + 7) ÷ 6 microbatches are nearest to 5
+    # The mean, (4 × 5 + 7) ÷ 6 microbatches, is nearest to 5.
     assert sorted(set(drawn.ideal.mb.tolist()) - {ABSENT}) == [0, 1, 2, 3, 4]
     assert analysis.report.coverage.operations_replayed == len(trace)
     assert analysis.report.coverage.recreated.operations == 0
     budget = analysis.report.budget
     assert budget is not None
     assert sum(asdict(budget.shares).values()) == pytest.approx(1.0, abs=1e-9)
-    # the rank that runs more waits least, and each worker's slowdown is that of its rank
+    # The rank with more microbatches waits least, and its workers have its slowdown.
     by_worker = np.array(analysis.report.by_worker.exact)
     assert by_worker[2].min() > by_worker[[0, 1, 3, 4, 5]].max()

@@ -1,4 +1,4 @@
-"""Costs of layers, embedding and head, estimated from what stages lastingly take."""
+"""Costs of layers, embedding and head, estimated from the usual times of the stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def estimated(*injections: Injection, job: JobModel = JOB) -> LayerCosts:
 
 def test_layers_embedding_and_head_are_told_apart() -> None:
     costs = estimated(StageImbalance(forward_factor=1.5, backward_factor=1.5))
-    # 120 ms of eight layers; a tenth of it is the embedding, half of it the head
+    # 120 ms for eight layers; the embedding is a tenth of that, the head half of it.
     assert costs.median_layer_ns == pytest.approx(15e6, rel=0.01)
     assert costs.embedding_ns == pytest.approx(12e6, rel=0.1)
     assert costs.head_ns == pytest.approx(60e6, rel=0.05)

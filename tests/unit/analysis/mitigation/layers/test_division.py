@@ -1,4 +1,4 @@
-"""Divisions of layers in reports: promised where stages lastingly differ, and what they bring."""
+"""Divisions of layers in reports: recommended for lasting differences, with their true gain."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def division_fix(report: Report) -> Recommendation:
 
 
 def executed(job: JobModel, layers: tuple[tuple[int, ...], ...], head: float) -> float:
-    """Return the step of a job whose stages have `layers`, and a head of `head` layers."""
+    """Return the step of a job whose stages have `layers`, with a head that costs `head` layers."""
     today = np.array(job.layers) / job.sizes.vpp
     changes = []
     for pp, chunks in enumerate(layers):
@@ -76,7 +76,7 @@ def test_virtual_stages_are_divided_too() -> None:
     assert fix.division is not None
     assert fix.division.today == ((8, 8), (8, 8))
     assert sum(map(sum, fix.division.layers)) == 32
-    # the last chunk has the head
+    # The last chunk contains the head.
     assert fix.division.layers[1][1] < 8
     assert fix.division.flag.startswith('--pipeline-model-parallel-layout "Et*')
     assert fix.predicted_gain > 0.05
@@ -125,7 +125,7 @@ def test_nothing_is_advised_where_no_action_is_needed() -> None:
 
 
 def test_the_flag_lists_virtual_stages_in_the_order_of_the_model() -> None:
-    # pipeline rank 0 has the first and the third part of the model
+    # Pipeline rank 0 has the first and the third part of the model.
     assert launcher_flag(((1, 3), (2, 4))) == (
         '--pipeline-model-parallel-layout "Et*1|t*2|t*3|t*4L"'
     )

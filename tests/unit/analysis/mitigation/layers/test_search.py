@@ -1,4 +1,4 @@
-"""The search for the best division against trying every one."""
+"""The search for the best division, compared with trying all divisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.analysis.synthesis.job import CostModel, JobModel, Schedule
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 LOSS = StageImbalance(forward_factor=1.9, backward_factor=1.5)
@@ -46,7 +46,7 @@ def every(places: int, total: int) -> Iterator[tuple[int, ...]]:
 
 
 def least(lane: TypicalStep, room: StageCapacity) -> float:
-    """Return the shortest lasting step of all divisions that fit."""
+    """Return the shortest step of all divisions that fit."""
     costs = lane.costs
     stages = range(len(room.layers))
 
@@ -133,5 +133,5 @@ def test_what_says_nothing_of_memory_limits_nothing(given: object) -> None:
 def test_a_number_of_layers_is_meant_for_all_stages() -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 7, 5))
     room = stage_capacity({"max_layers": 6}, lane_of(job, LOSS, 1).costs)
-    # what a stage holds today fits
+    # The layers that a stage has today fit into its memory.
     assert room.layers.tolist() == [6, 7, 6]

@@ -1,4 +1,4 @@
-"""All alternatives, ranked."""
+"""The ranking of all alternatives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.analysis.mitigation.tensor.document import (
 from app.analysis.mitigation.tensor.group import Affine, Costs, Group
 from app.analysis.mitigation.tensor.prediction import Kind, Plans, Sizes
 
-# Without moving for good, which the job may not know.
+# All methods but sticky migration, which a job may not support.
 STEP_METHODS = frozenset(Method) - {Method.STICKY}
 
 
@@ -55,7 +55,7 @@ def test_without_costs_resizing_to_the_budget_and_migrating_the_rest_is_fastest(
 
 
 def test_columns_are_left_out_only_where_that_buys_five_per_cent() -> None:
-    """Of one slow rank in sixteen water-filling leaves little; of one in four it leaves more."""
+    """With one slow rank of sixteen, water-filling leaves little to gain; of four, more."""
     cheap = advice(2, *[1] * 15, costs=Costs(communicate=Affine(0.0, 4e-5)), methods=STEP_METHODS)
     assert cheap.best.loss_risk is LossRisk.NONE
     faster = min(item.predicted_time_s for item in cheap.alternatives if item.within_budget)
@@ -104,7 +104,7 @@ def test_bytes_are_counted_a_step_and_for_sticky_once() -> None:
 
 
 def test_columns_alone_do_not_stay_where_they_were_moved() -> None:
-    """Their part of Y has to come back in each step."""
+    """The part of Y for moved columns has to be sent back in each step."""
     columns = Sizes(Kind.COLUMN, 64, 256, 2, 2, 16)
     document = advice(8, 1, 1, 1, sizes=(columns,))
     assert Method.STICKY not in {item.method for item in document.alternatives}

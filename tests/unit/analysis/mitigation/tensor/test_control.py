@@ -1,4 +1,4 @@
-"""The loop: when plans are made, made anew, escalated and withdrawn."""
+"""The control loop: when plans are made, renewed, escalated and withdrawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.analysis.mitigation.tensor.control import (
 from app.analysis.mitigation.tensor.document import Method
 from app.analysis.mitigation.tensor.group import Group
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 
@@ -36,7 +36,7 @@ class Loop:
     streak: Streak = field(default_factory=Streak)
     standing: CurrentPlan | None = None
     step: int = 0
-    # With what was reported before, one clear report decides.
+    # With earlier reports, one clear report is sufficient.
     looks_back: bool = False
     reported: list[tuple[float, ...]] = field(default_factory=list)
 
@@ -80,11 +80,11 @@ def test_a_straggler_has_its_plan_after_two_steps_and_loses_it_after_two(
     in_force, coming = False, False
     planned = []
     for step in range(90):
-        # Thrice slow for ten steps, of thirty each.
+        # Three spells of slowness: ten of every thirty steps.
         slow = 10 <= step % 30 < 20
         planned.append((slow, in_force))
         loop.report(*noisy((1.0, slowness if slow else 1.0, 1.0, 1.0), rng))
-        # The answer to a report meets the job at the end of the next step.
+        # The job gets the answer to a report at the end of the next step.
         in_force, coming = coming, loop.standing is not None
     for begin in (10, 40, 70):
         assert [plan for _, plan in planned[begin - 1 : begin + 3]] == [False, False, False, True]
@@ -97,7 +97,7 @@ def test_a_single_slow_step_is_believed_once() -> None:
     assert set(loop.acts(*[HEALTHY] * 10)) == {"keep"}
     assert loop.acts(SLOW, HEALTHY) == ["plan", "withdraw"]
     assert set(loop.acts(*[HEALTHY] * 5, SLOW, *[HEALTHY] * 5, SLOW, HEALTHY)) == {"keep"}
-    # Two of them in a row are no single one.
+    # Two slow reports in a row are enough for a plan.
     assert loop.acts(SLOW, SLOW) == ["keep", "plan"]
 
 

@@ -1,4 +1,4 @@
-"""Changes that one report is enough for."""
+"""Changes that are so clear that one report suffices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups, and what their ranks would take without the plan that they are under."""
+"""Groups, and the times that their ranks would take without the plan in force."""
 
 from __future__ import annotations
 

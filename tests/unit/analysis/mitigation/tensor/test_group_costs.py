@@ -1,4 +1,4 @@
-"""Costs from the samples of a pre-test."""
+"""Cost functions, fitted to the samples of a pre-test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_samples_on_a_line_give_the_line() -> None:
 
 
 def test_table_1_of_the_paper_is_nearly_a_line() -> None:
-    """Broadcast-reduce of one GPU: epochs of 373 s grow to 425, 451, 473 and 500 s."""
+    """Broadcast-reduce of one GPU: epochs grow from 373 s to 425, 451, 473 and 500 s."""
     samples = [(0.25, 52.0), (0.5, 78.0), (0.75, 100.0), (1.0, 127.0)]
     line = fit(samples)
     assert all(line(v) == pytest.approx(seconds, rel=0.03) for v, seconds in samples)

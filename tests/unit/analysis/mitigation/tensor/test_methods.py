@@ -1,4 +1,4 @@
-"""Who resizes and who migrates, by each method."""
+"""The ranks that resize and the ranks that migrate, for each method."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_semi_of_one_straggler_resizes_to_the_budget_and_migrates_the_rest() -> 
 def test_semi_of_one_straggler_divides_by_equation_2() -> None:
     costs = Costs(Affine(0.0, 1e-4), Affine(0.0, 3e-4), 0.0, Affine(0.0, 2e-4))
     shares = semi(group_of(8, 1, 1, 1), costs)
-    # 2 β = (1 − β) (1 + 3/3)
+    # Eq. 2 here: 2 β = (1 − β) (1 + 3/3)
     assert shares.resized[0] == pytest.approx(875 / 2, abs=1)
     assert shares.shed[0] == 875
 
 
 def test_semi_of_several_migrates_the_heavy_and_resizes_the_slight() -> None:
-    """The paper's own case, half of eight ranks 8, 6, 4 and 2 times slower."""
+    """The paper's example: four of eight ranks are 8, 6, 4 and 2 times slower."""
     group = group_of(8, 6, 4, 2, 1, 1, 1, 1)
     costs = Costs(communicate=Affine(0.0, 1e-3))
     shares = semi(group, costs)
@@ -96,7 +96,8 @@ def test_semi_where_no_migration_pays_is_zero() -> None:
 
 def test_semi_of_several_within_the_budget_migrates_what_may_not_be_resized() -> None:
     group = group_of(8, 6, 1, 1)
-    # f(1) and f(2) of Eq. 3 say no by a little, although it would pay within the budget.
+    # The condition of Eq. 3 fails narrowly for x = 1 and 2, although migration pays within the
+    # budget.
     costs = Costs(communicate=Affine(6.5, 0.0))
     assert not semi(group, costs).migrated.any()
     cheap = semi(group, Costs(communicate=Affine(0.5, 0.0)), most=0.25)
@@ -110,7 +111,7 @@ def test_filling_moves_nothing_where_that_costs_more_than_it_brings() -> None:
 
 
 def test_filling_stops_at_the_level_that_pays() -> None:
-    """Moving more than the slowest rank's would cost more communication than it saves."""
+    """More columns than the slowest rank's would cost more communication than they save."""
     group = group_of(8, 2, 1, 1, 1, 1, 1, 1, columns=100)
     costs = Costs(communicate=Affine(0.0, 0.02))
     shares = fill(group, costs)

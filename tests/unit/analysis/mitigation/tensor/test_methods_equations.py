@@ -1,4 +1,4 @@
-"""Equations 1, 2 and 3: closed forms, brute force, and in which direction they go."""
+"""Equations 1, 2 and 3: closed forms, brute force, and monotonicity."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_equation_3_is_the_largest_x_that_pays(
 
 
 def test_equation_3_looks_beyond_the_first_x_that_does_not_pay() -> None:
-    """Receivers of an eighth of the volume each: more senders, fewer and slower receivers."""
+    """Each receiver gets an eighth of the volume: more senders, fewer and slower receivers."""
     time_s = np.array([3.0, 2.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     assert migrating_ranks(time_s, np.full(8, 1000.0), Affine(0.0, 0.0)) == 2
     assert migrating_ranks(time_s, np.full(8, 1000.0), Affine(1.95, 0.0)) == 0

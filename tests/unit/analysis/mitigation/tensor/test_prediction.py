@@ -1,4 +1,4 @@
-"""Predicted times, against a step that is run event by event."""
+"""Predicted times, compared with a step that is executed event by event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def machine_of(seed: int) -> Machine:
 
 
 def pretest(seed: int) -> Pretested:
-    """Measure a machine as a job does: times without waiting, and samples of the costs."""
+    """Measure a group as a job does: times without waiting, and samples of the costs."""
     machine, rng = machine_of(seed), seeded(seed)
     busy = np.array(run_step(machine, rng, noise=NOISE).busy)
     passes = 3 * machine.layers
@@ -118,12 +118,13 @@ def test_a_rank_that_resizes_pays_for_it_and_all_pay_for_migration() -> None:
     assert once.tolist() == pytest.approx([4.0 * 0.6 + 0.3, 1.1, 1.1])
 
 
-# Of a transformer block: eight heads of a rank, and the hidden units of its feed-forward network.
+# The units of a rank in a transformer block: eight heads, and the hidden units of its feed-forward
+# network.
 BLOCK = (Place(8, 1 / 3), Place(128, 2 / 3))
 
 
 def carried_out(group: Group, shares: Shares, places: tuple[Place, ...]) -> np.ndarray:
-    """Return what ranks compute at each place as jobs divide a plan, as a share of all of it."""
+    """Return the share of work that ranks compute at each place, with a plan divided into units."""
     rows = tuple(
         RankShare(
             rank,
@@ -169,7 +170,7 @@ def test_where_units_are_coarse_it_is_predicted_what_a_job_makes_of_the_plan(see
 
         found = predicted_s(group, shares, Costs(), places=BLOCK)
         assert found.tolist() == pytest.approx((0.2 + each_s.sum(axis=0)).tolist())
-        # Layer by layer everybody waits for the slowest.
+        # In each layer, all ranks wait for the slowest one.
         step_s = found.max() + uneven_s(group, shares, BLOCK)
         assert step_s == pytest.approx(0.2 + each_s.max(axis=1).sum())
 

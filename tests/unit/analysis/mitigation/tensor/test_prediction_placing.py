@@ -1,4 +1,4 @@
-"""Who computes what: slices as the paper numbers them, and levels that no division beats."""
+"""The placement of columns: slices numbered as in the paper, and optimal water levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEEDS = st.floats(0.01, 3.0)
 
 
 def test_figure_4_of_the_paper() -> None:
-    """Task 3 of three straggles: task 2 takes the second column by the paper's numbers from 1."""
+    """Task 3 of three is slow: task 2 gets the second column, counted from 1 as in the paper."""
     assert [renumbered(rank, 2, 3) for rank in range(3)] == [1, 2, 0]
     assert slices(2, 2, np.array([0, 1]), 3).tolist() == [1, 1, 0]
 
@@ -63,7 +63,7 @@ def test_no_division_in_whole_columns_ends_sooner(
 
 
 def test_levels_of_four_ranks_as_the_closed_form_has_them() -> None:
-    """Σ τ/u = 4 K: one of four ranks 8 × slower ends at 1.28 of a healthy rank's time."""
+    """Σ τ/u = 4 K: with one of four ranks 8 × slower, all end at 1.28 of a healthy rank's time."""
     unit = np.array([8.0, 1.0, 1.0, 1.0])
     units = levelled(np.zeros(4), unit, 4 * 1000)
     assert units.tolist() == [160, 1280, 1280, 1280]

@@ -1,4 +1,4 @@
-"""Bytes that a migration moves."""
+"""The bytes that a migration sends."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def sizes(kind: Kind) -> Sizes:
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [
-        # W1 row, bias, W2 column; and the gradients back
+        # A row of W1, its bias and a column of W2, and their gradients.
         pytest.param(Kind.HIDDEN_UNIT, 2 * 21 * 4, id="hidden units: parameters alone"),
-        # dY and Y whole, whatever the columns
+        # All of dY and Y, for any number of columns.
         pytest.param(Kind.COLUMN, 2 * 100 * 10 + 2 * 10 * 4, id="columns: with dY and Y"),
         pytest.param(Kind.ROW, 2 * (10 + 100) * 4, id="rows: with X and dX"),
     ],
@@ -41,7 +41,7 @@ def test_each_kind_of_layers_counts_what_it_sends_of_its_own_units() -> None:
     rows = replace(sizes(Kind.ROW), units=64, share=1.0, plans=Plans.STEP)
     heads = replace(sizes(Kind.HIDDEN_UNIT), units=8, plans=Plans.ONCE)
     kinds = (columns, rows, heads)
-    # A quarter of 64 columns.
+    # 16 of 64 columns are a quarter of each layer's units.
     assert extra_bytes(kinds, 16, 64, once=False) == columns.step_bytes(8) + rows.step_bytes(16)
     assert extra_bytes(kinds, 16, 64, once=True) == heads.once_bytes(2)
     assert places(kinds, once=False) == (Place(32, 2.0), Place(64, 1.0))

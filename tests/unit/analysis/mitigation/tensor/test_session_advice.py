@@ -1,4 +1,4 @@
-"""Advice from what tensor-parallel ranks record of their collectives."""
+"""Advice computed from the recorded collectives of tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_times_of_the_ranks_are_those_that_were_made() -> None:
     assert group.worker == (2, 1)
     assert group.ranks == tuple(TENSOR.traced_rank(2, 1, rank) for rank in range(4))
     assert group.advice.stragglers == (3,)
-    # Transfers, a part of every computation, are as long on a slow rank.
+    # Transfers, which are a part of every computation, are no longer on a slow rank.
     slower = group.advice.slowest_time_s / group.advice.fastest_time_s
     assert slower == pytest.approx(1 + (FACTOR - 1) * (1 - TENSOR.costs.tensor_share), rel=0.03)
 

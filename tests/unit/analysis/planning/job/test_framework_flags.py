@@ -1,4 +1,4 @@
-"""Flags of a plan, as the frameworks themselves read them."""
+"""The flags of a plan, parsed by the frameworks themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_unequal_stages_are_a_layout_that_megatron_reads() -> None:
 
 def test_torchtitan_cuts_stages_as_the_plan_does() -> None:
     _, titan, _ = framework_flags(planned({"A100": 4}, CHUNKS))
-    # without these it takes a block from the first stage and from the last one
+    # Without these flags, TorchTitan takes a block from the first and the last stage.
     for flag in (
         "--parallelism.pipeline_parallel_first_stage_less_layers 0",
         "--parallelism.pipeline_parallel_last_stage_less_layers 0",

@@ -1,4 +1,4 @@
-"""What becomes of a plan when nodes are lost, and how frameworks are told."""
+"""Plans after the loss of nodes, and their flags for frameworks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_pipelines_that_lost_no_node_stay_and_share_the_batch() -> None:
         assert loss.kept == 3
         assert sum(pipeline.microbatches for pipeline in loss.plan.pipelines) == 96
         assert loss.plan.time_ps > plan.time_ps
-    # two nodes of one pipeline: nothing is left of it, and nothing moves
+    # Both nodes of one pipeline are lost, so no state moves.
     assert two.plan is not None
     assert (two.plan.dp, two.moved_bytes) == (3, 0)
 

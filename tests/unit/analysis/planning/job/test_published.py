@@ -1,4 +1,4 @@
-"""Published measurements of others, predicted at their sizes; and whether we would choose them.
+"""Published measurements, predicted at their sizes, and compared with our own choice of sizes.
 
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
 (SC 2021, arXiv:2104.04473), table 1: GPT models of sequence 2,048 and vocabulary 51,200 on nodes of
@@ -66,7 +66,7 @@ def test_predicts_what_was_measured_and_comes_near_what_was_chosen(name: str) ->
     row = ROWS[name]
     published = search_job(replace(row.spec, fixed=row.sizes))
     assert published is not None
-    # forward twice, backward twice the forward pass
+    # Two forward passes, because of recomputation, and a backward pass of twice their cost each.
     operations = 4 * forward_flops(row.spec.transformer) * row.batch
     tflops = operations / row.gpus / published.plan.time_ps
     assert tflops == pytest.approx(row.tflops, rel=0.15)

@@ -1,4 +1,4 @@
-"""The search for a whole job's plan, against trying everything."""
+"""The search for a whole job's plan, compared with trying all plans."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.oracles.jobs import least_time_ps
 from tests.support.nightly import BY_NIGHT, by_night
 
 CLUSTERS = 1000
-# By day every fifth of them is tried.
+# By day, every fifth job is tested.
 EACH = 1 if BY_NIGHT else 5
 
 
 def small_job(seed: int) -> JobSpec:
-    """Return a job on at most three nodes whose memory is often tight."""
+    """Return a job on at most three nodes, often with little memory."""
     draw = random.Random(seed)  # noqa: S311 - the same clusters each time
     types = draw.choice((1, 2, 2))
     hidden, sequence = draw.choice((512, 1024)), draw.choice((256, 1024))

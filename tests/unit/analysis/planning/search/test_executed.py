@@ -1,4 +1,4 @@
-"""The plan executes fastest, is one that people would run, and its bound holds."""
+"""The chosen plan executes fastest, is one that a person would run, and its bound holds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.oracles.plans import fits as fits_by_oracle
 from tests.support.nightly import drawn
 
 TYPES: Final = ("V100", "A100", "H100", "H200", "L40S", "RTX 3090", "RTX 4090", "A6000")
-# Templates of a small cluster that are all executed.
+# Maximum number of templates of a small cluster, all of which are executed.
 MOST: Final = 3000
-# A stage under this share of the mean one leaves its devices all but idle.
+# A stage below this share of the mean stage leaves its devices nearly idle.
 SLIGHT: Final = 0.1
 
 
@@ -59,7 +59,7 @@ def uniform(kind: str, nodes: int, model: dict[str, Any], microbatches: int = 64
 
 
 def test_no_node_is_cut_up_where_others_are_not() -> None:
-    """A node cut in two would execute 0.2 % faster: its halves need no transfer between nodes."""
+    """A divided node would be 0.2 % faster, as its halves need no transfer between nodes."""
     spec = parse_spec(
         {
             "model": transformer(80, 8192, 128256),
@@ -74,7 +74,7 @@ def test_no_node_is_cut_up_where_others_are_not() -> None:
 
 
 def shortest_share(found: FoundPlan) -> float:
-    """Return the shortest stage's time over the mean one's."""
+    """Return the time of the shortest stage, relative to the mean stage."""
     times = stage_times(found.problem, found.template)
     return min(times) * len(times) / sum(times)
 
@@ -85,7 +85,7 @@ def executed(found: FoundPlan, template: Template | None = None) -> int:
 
 @pytest.mark.parametrize("objective", ["simulated", "t_std"])
 def test_no_node_holds_the_embedding_alone(objective: str) -> None:
-    """80 layers on 16 nodes: six layers are the most of a stage, and 14 nodes would do."""
+    """80 layers on 16 nodes: a stage has at most six layers, so 14 nodes would suffice."""
     spec = uniform("A100", 16, transformer(80, 8192, 128256))
     found = plan(spec, objective=objective, compare=False)
     assert len(found.template) == 16
@@ -105,7 +105,7 @@ def test_uniform_clusters_give_uniform_plans(
     nodes: int, layers: int, hidden: int, vocabulary: int
 ) -> None:
     found = plan(uniform("H100", nodes, transformer(layers, hidden, vocabulary)), compare=False)
-    # A layer more or less, where a stage has two of them, is as even as it gets.
+    # With two layers in a stage, one layer more or less is as even as possible.
     assert shortest_share(found) > 0.5
     assert all(executed(found) <= executed(found, other) for other in found.alternatives)
     assert found.gap is not None
@@ -136,7 +136,7 @@ def test_even_stages_are_proven_to_execute_fastest() -> None:
 def test_the_bound_is_below_every_template_and_the_plan_close_to_the_best(
     seed: int, make: Callable[[int], Spec]
 ) -> None:
-    """Small clusters, of which every template is executed."""
+    """Small clusters, all of whose templates are executed."""
     try:
         found = plan(make(seed), compare=False)
     except InfeasiblePlanError:
@@ -173,7 +173,7 @@ def test_ties_of_an_exact_objective_are_broken_by_execution(seed: int) -> None:
 
 
 def random_cluster(seed: int) -> Spec:
-    """Return a transformer on one to three types of the catalogue, with their memory."""
+    """Return a transformer on one to three device types of the catalogue."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     hidden = rng.choice((1024, 2048, 4096, 8192))
     document = {
@@ -199,7 +199,7 @@ def random_cluster(seed: int) -> Spec:
 
 
 def fuller(problem: PlanningProblem, template: Template) -> list[Template]:
-    """Return the template with a layer more on its shortest stage, from either neighbor."""
+    """Return templates with one more layer on the shortest stage, taken from either neighbor."""
     times = stage_times(problem, template)
     at = times.index(min(times))
     made = []
@@ -231,6 +231,7 @@ def test_plans_of_random_clusters_are_ones_that_people_would_run(seed: int) -> N
     assert found.lower_bound_ps is not None
     assert found.lower_bound_ps <= own
     if shortest_share(found) < SLIGHT:
-        # Memory or speed forces it: with a layer more there it does not fit, or takes 1 % longer.
+        # A short stage needs a reason: with one more layer it does not fit, or the step takes 1 %
+        # longer.
         for other in fuller(problem, found.template):
             assert not fits(problem, other) or executed(found, other) > 1.01 * own

@@ -1,4 +1,4 @@
-"""What the search does where it would need more memory than it allows itself."""
+"""The search in problems that would need more memory than its limit."""
 
 from __future__ import annotations
 

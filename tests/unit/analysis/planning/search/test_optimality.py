@@ -1,4 +1,4 @@
-"""No template is better: held by looking at every one of them, for hundreds of clusters."""
+"""The search is optimal: compared with all templates of hundreds of clusters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.errors import InfeasiblePlanError
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
 from tests.oracles.plans import optimum, random_spec, tight_spec
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 OBJECTIVES = ("t_std", "t_oobleck")
@@ -41,7 +41,7 @@ def test_optimum_where_memory_in_flight_decides(seed: int) -> None:
     spec = tight_spec(seed)
     problem = compile_problem(spec)
     expected = optimum(spec)
-    # by t_oobleck there must be as many microbatches as there can be stages
+    # T_oobleck requires at least as many microbatches as stages.
     for position, objective in enumerate(OBJECTIVES if spec.microbatches > 6 else ("t_std",)):
         if expected is None:
             with pytest.raises(InfeasiblePlanError):
@@ -78,5 +78,5 @@ def test_certificate_with_replicated_stages(seed: int) -> None:
     assert faults_of_template(problem, plan.template) == []
     assert faults_of_certificate(problem, plan.template, plan.certificate) == []
     plain = optimum(replace(spec, replicate=False))
-    # stages without replicas are among what is searched
+    # The search with replication includes stages without replicas.
     assert plain is None or plan.cost_ps <= plain[0]

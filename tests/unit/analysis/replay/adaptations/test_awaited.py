@@ -14,7 +14,7 @@ from tests.factories import session
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.second_physics import PLAIN, pass_s, report_of, struck
 
-# Hosts that launch nothing while they wait for a transfer.
+# A job whose hosts launch nothing while they wait for a transfer.
 WAITING = replace(PLAIN, steps=24, host_waits=True)
 LAUNCHING = 0.1
 
@@ -28,7 +28,7 @@ def lags_of(group: ShapeGroup) -> Lags:
 
 
 def slow_worker(world: World) -> None:
-    """Launching takes a tenth of a forward, and a worker twice as long as others."""
+    """A launch takes a tenth of a forward pass, and one worker computes twice as long as others."""
     world.launch_s[:] = LAUNCHING * pass_s(world)
     world.forward_s[1, ..., 2] *= 2
     world.backward_s[1, ..., 2] *= 2
@@ -48,7 +48,7 @@ def test_launching_after_waiting_is_measured_where_hosts_wait() -> None:
         np.median(group.durations.recorded_ns[group.layout.of_types("forward-compute")])
     )
     for found in launch_ns.values():
-        # on all stages with a stage before, or behind: one of them alone never waits
+        # On all stages but one, because the first, or the last, stage waits for no transfer.
         assert len(found) == (WAITING.pp - 1) * WAITING.microbatches
         assert found == pytest.approx([LAUNCHING * forward_ns] * len(found), rel=0.1)
 
@@ -109,7 +109,8 @@ def test_the_headline_counts_launches_that_a_straggler_hides() -> None:
     _, even = struck(two, lambda world: divided(world, 1.2, 1.2))
 
     headline = report.headline
-    # without them the headline is 3 % too high, and its interval does not hold the truth
+    # Without these launches, the headline would be 3 % too high, and its interval would miss the
+    # truth.
     assert headline.slowdown == pytest.approx(heavy / even, rel=0.006)
     assert headline.ci95 is not None
     assert headline.ci95[0] <= heavy / even <= headline.ci95[1]

@@ -1,4 +1,4 @@
-"""Chained steps and regular delays: both executors against a readable twin."""
+"""Chained steps and regular delays: both executors, compared with a readable implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as their hosts run them get the adaptations that they call for, and the right verdict."""
+"""Jobs with various ways of execution get the right adaptations, and the right verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.analysis.synthesis.host_sessions import run
 from app.analysis.synthesis.random_sessions import draw_session
 from tests.random_jobs import random_job
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 PLAIN = HostJob()
@@ -70,7 +70,7 @@ def test_recorded_collections_inside_of_forwards_count_once() -> None:
 @pytest.mark.parametrize("name", [Name.BLOCKING_TRANSFERS, Name.OVERLAPPING_STEPS, Name.LATE_ENDS])
 def test_a_switched_off_adaptation_is_not_made(name: Name) -> None:
     trace = run(replace(PLAIN, **KINDS[name], factors=SLOW)).trace
-    # where transfers block, receives are posted in turn as well, which comes to the same here
+    # Where transfers block, receives are posted in turn as well, with the same effect in this job.
     with_it = prepare_replay(trace)
     without = prepare_replay(trace, without=(name, Name.POSTED_IN_TURN))
 
@@ -102,7 +102,7 @@ def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None
     report = analyze(recorded.of_rows(np.flatnonzero(~gathers))).report
     fidelity = report.fidelity
 
-    # near the recording, and wrong all the same
+    # The replay is near the recording, but its slowdown is wrong.
     assert fidelity.discrepancy < fidelity.limit
     assert fidelity.verdict is False
     assert "Record them" in (fidelity.reason or "")
@@ -112,6 +112,6 @@ def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None
 
 @pytest.mark.parametrize("seed", [46, 116, 166, 176])
 def test_receives_that_are_alone_by_chance_hide_no_false_dependency(seed: int) -> None:
-    # with late launches the last receives of the ends of the pipeline have nothing inside
+    # Because of late launches, nothing is launched inside the last receives at the pipeline's ends.
     session = draw_session(("false_kernel_dependency",), 1.4, seed)
     assert prepare_replay(session.trace).adaptations == ()

@@ -1,4 +1,4 @@
-"""Sends that are recorded until the job waits for all of them together."""
+"""Sends whose recorded end is the point at which the job waits for all sends together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ MICROBATCHES, STEPS = 4, 6
 
 @dataclass
 class GPipe:
-    """Two stages that run all forwards first, as `ScheduleGPipe` of PyTorch does.
+    """Two stages that run all forward passes first, like `ScheduleGPipe` of PyTorch.
 
-    Sends are asynchronous, and waited for after all of their direction; no collective of all stages
-    ends a step. Of two data-parallel pipelines, stage 0 of the second one may be slow.
+    Sends are asynchronous, and the job waits for them after all sends of their direction; no
+    collective of all stages ends a step. With two data-parallel pipelines, stage 0 of the second
+    may be slow.
     """
 
     factor: float = 1.0

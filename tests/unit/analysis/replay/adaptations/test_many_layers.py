@@ -1,4 +1,4 @@
-"""Computations that hold the collectives of several layers, as those of FSDP2 do."""
+"""Computations that contain the collectives of several layers, as in FSDP2."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LAYER_NS, TRANSFER_NS, WORKER_AND_FACTOR = 8_000_000, 3_000_000, (1, 1.8)
 
 
 def fsdp(dp: int, seed: int) -> tuple[Trace, float]:
-    """Return a session of one stage whose layers gather and reduce inside of computations.
+    """Return a session of one stage with collectives inside computations, and its slowdown.
 
-    Every collective waits for all ranks; and the step time ÷ that without the slow worker.
+    Every collective waits for all ranks. The slowdown is the step time ÷ the step time without the
+    slow worker.
     """
     rng = np.random.default_rng(seed)
     rows: list[dict[str, object]] = []

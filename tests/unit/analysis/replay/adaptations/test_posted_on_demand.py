@@ -1,4 +1,4 @@
-"""Receives that a host posts when their computations are next, and for which it needs a while."""
+"""Receives that a host posts just before their computations, after some time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SLOW = (1, 1)
 
 @dataclass
 class OnDemand:
-    """A pipeline with virtual stages, one step after the other.
+    """A pipeline with virtual stages, whose steps do not overlap.
 
     Parameters
     ----------
     posting_ns : int
-        What passes between the end of a computation and the posting of the next one's receive.
+        Time between the end of a computation and the posting of the next computation's receive.
     factor : float
-        How many times as long the worker `SLOW` computes.
+        Factor on the computing time of the worker `SLOW`.
     """
 
     schedule: Schedule
@@ -44,7 +44,7 @@ class OnDemand:
     step_ns: int = 0
 
     def trace(self) -> Trace:
-        """Simulate all steps; `step_ns` is how long one takes."""
+        """Simulate all steps; `step_ns` becomes the duration of a step."""
         noise = np.random.default_rng(3)
         free = 0
         for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""Loops of data-parallel ranks, told as they really ran."""
+"""Loops of data-parallel ranks, replayed in their recorded order of operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.oracles.loops import (
     slowed,
 )
 
-# What the client says of a job on the processors of one host, and what of one on GPUs.
+# The client's metadata of a job on the processors of one host, and of a job on GPUs.
 ON_PROCESSORS = {
     "hosts": {"0": "laptop", "1": "laptop"},
     "recorded_by": {"clock": "host", "inside": "waits"},
@@ -148,7 +148,7 @@ def test_a_worker_that_computes_slower_is_named_where_no_verdict_is(without: set
         "Verdict on S withheld; worker (1, 0) on laptop computes 1.4× slower than its peers"
     )
     assert report.causes[0].where.workers == ((1, 0),)
-    # What it costs is said where a replay with all that is late is near.
+    # The cost is given if a replay with all late launches is near the recording.
     assert (report.causes[0].cost_s is None) == bool(without)
 
 

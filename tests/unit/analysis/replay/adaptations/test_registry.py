@@ -1,4 +1,4 @@
-"""Each adaptation has a sentence, a line of the documentation, and a job that needs it."""
+"""Each adaptation has a sentence, a row of the documentation, and a job that needs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_adaptation_has_a_sentence_and_a_line_of_the_documentation(name: Na
 
 
 def test_a_job_needs_each_adaptation() -> None:
-    # without these, transfers of mcV leave no graph (tests/real_jobs/test_real_jobs.py)
+    # Without these, the real job mcV has no dependency graph (tests/real_jobs/test_real_jobs.py).
     by_real_jobs = {Name.UNMATCHED_TRANSFERS, Name.IDLE_TRANSFERS}
     by_real_jobs |= {name for names in NEEDS.values() for name in names}
 

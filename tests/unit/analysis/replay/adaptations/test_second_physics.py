@@ -1,4 +1,4 @@
-"""Jobs of the second physics whose receives and gatherings are not where the model has them."""
+"""Jobs of the second physics whose receives and all-gathers are not where the model has them."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
             times = getattr(world, name)
             usual_s = times.mean()
             times[2] *= 2.5
-            # A heavy stage's work does not go away.
+            # The reference divides the heavy stage's work evenly.
             getattr(even_world, name)[:] *= times.mean() / usual_s
 
     report, slowdown = report_of(shape, strike)
     even = execute(even_world).step_s.sum() / execute(healthy(shape)).step_s.sum()
 
-    # a receive that is posted in turn holds up no host, though nothing else begins meanwhile
+    # Receives are posted in turn, but the host does not block in them, although it launches nothing
+    # then.
     made = {item.adaptation for item in report.fidelity.adaptations}
     assert "posted_in_turn" in made
     assert "blocking_transfers" not in made
@@ -183,7 +184,7 @@ def slow_transfers(world: World) -> None:
         transfers[:] = 0.7 * pass_s(world)
 
 
-# Adaptations that none of the real jobs needs, and jobs that do.
+# Adaptations that no real job needs, each with a job that needs it.
 NEEDED = {
     Name.GATHERED_FIRST: (INTERLEAVED, slow_gathers),
     Name.POSTED_IN_TURN: (replace(WINDOW, vpp=1, schedule=Schedule.ONE_F_ONE_B), slow_transfers),

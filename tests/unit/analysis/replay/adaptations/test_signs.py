@@ -1,4 +1,4 @@
-"""Signs and what follows from them, each against its readable twin."""
+"""Signs of adaptations and their consequences, each compared with a readable implementation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_what_holds_up_is_told_as_by_the_twin(seed: int) -> None:
 
 
 def test_what_holds_nothing_up_does_not_block() -> None:
-    # all microbatches go round before a stage has two computations to choose from
+    # All microbatches pass once through all stages before a stage can choose between two
+    # computations.
     job = JobModel(
         sizes=Sizes(dp=1, pp=6, vpp=3), microbatches=6, steps=6, schedule=Schedule.INTERLEAVED
     )

@@ -1,4 +1,4 @@
-"""Transfers that fit no neighbor: computations and collectives are left, and it is said."""
+"""Transfers that do not pair up are left out of the replay, and the report says so."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def of_type(trace: Trace, name: str) -> np.ndarray[tuple[int], np.dtype[np.bool_
 
 
 def with_retries(trace: Trace, count: int) -> Trace:
-    """Let every rank record its first sends once more, as if they had been tried again."""
+    """Add a second record of each rank's first sends, as after a retry."""
     more = select(trace, of_type(trace, "forward-send") & (trace.order < count))
     later = more.order + int(trace.order.max()) + 1
     return joined(trace, replace(more, order=later, mb=np.full_like(more.mb, -1)))
 
 
 def with_the_first(trace: Trace, count: int) -> Trace:
-    """Let recorders write transfers only while the pipeline fills."""
+    """Keep only the transfers that fill the pipeline."""
     transfers = np.isin(trace.op, [trace.op_names.index(name) for name in TRANSFERS])
     return select(trace, ~transfers | (trace.order < count))
 

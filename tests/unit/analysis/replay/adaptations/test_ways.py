@@ -1,4 +1,4 @@
-"""Random jobs of every way to run, and what the adaptations make of them."""
+"""Random jobs with each way of execution, and their adaptations."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tests.random_jobs import random_job
 from tests.schedules import Job, executed
 from tests.support.nightly import every_night
 
-# Together they take seconds.
+# The tests of this file take seconds together.
 pytestmark = pytest.mark.slow
 
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
 few = settings(max_examples=6, deadline=None)
 
-# What a way may also call for: all but windowed jobs block, some have no barrier, and transfers
-# that are not recorded take their time.
+# Further adaptations that a way of execution may cause: all but windowed jobs block, some have no
+# barrier, and unrecorded transfers delay launches.
 ALSO = {Name.BLOCKING_TRANSFERS, Name.OVERLAPPING_STEPS, Name.REGULAR_DELAYS}
 CALLED_FOR: dict[str, Name | None] = {
     "blocking": None,
@@ -52,7 +52,7 @@ CALLED_FOR: dict[str, Name | None] = {
     "handing-over": Name.REGULAR_DELAYS,
     "v-shaped": Name.PLACEMENT,
 }
-# signs of the structure, which are there whatever the discrepancy
+# Structural adaptations, which are kept at any discrepancy.
 ALWAYS = {Name.NESTED_COLLECTIVES, Name.PLACEMENT}
 
 
@@ -98,7 +98,8 @@ def test_what_computations_wait_for_is_taken_out_as_by_the_twin(seed: int, dp: i
     for step, rank in np.ndindex(len(layout.steps), layout.dp):
         for host, own in twins.taken_out(layout, waited, step, rank).items():
             assert changed.duration_ns[host, step, rank] == pytest.approx(own, abs=1.0)
-            # together they begin where the computation began, one after another as in the graph
+            # The pieces of the computation begin when the computation began, and follow each other
+            # as in the graph.
             nodes = [host, *waited[host]]
             begin = changed.start_ns[nodes, step, rank].min()
             assert begin == pytest.approx(layout.start_ns[host, step, rank], abs=1.0)
@@ -106,7 +107,7 @@ def test_what_computations_wait_for_is_taken_out_as_by_the_twin(seed: int, dp: i
                 for before in set(after[node]) & set(nodes):
                     assert changed.start_ns[node, step, rank] >= ends[before, step, rank] - 1
     for item in found[0]:
-        # from when the last rank has come to it, whatever that had to compute before
+        # From the arrival of the last rank, after all computing before the collective.
         node = item.collective
         took = layout.start_ns[node] + layout.duration_ns[node]
         took = took - layout.start_ns[node].max(axis=-1, keepdims=True)
@@ -123,7 +124,7 @@ def test_what_is_waited_for_is_told_as_by_the_twin(seed: int, dp: int, meanwhile
     assert found is not None
     hosts = {item.collective: item.computation for item in found[0]}
     places = classes_of(layout, hosts)
-    # what lies at these places goes on far longer than its like elsewhere
+    # At these places, operations take far longer than elsewhere.
     longer = layout.duration_ns.copy()
     chosen = {place for at, place in enumerate(sorted(set(places.values()))) if at in meanwhile}
     for node in (node for node, place in places.items() if place in chosen):
@@ -157,7 +158,7 @@ def test_overlaps_are_those_of_the_twin(seed: int, barrier: bool) -> None:  # no
 
 
 def with_idle_receives(trace: Trace, rng: np.random.Generator) -> Trace:
-    """Let the ends of the pipeline record receives without a send, as parts of fused calls."""
+    """Add receives without a send at the pipeline's ends, like those of fused calls."""
     last = trace.meta.sizes.pp - 1
     for name, stage in (("forward-recv", 0), ("backward-recv", last)):
         code = trace.op_names.index(name)
@@ -168,7 +169,7 @@ def with_idle_receives(trace: Trace, rng: np.random.Generator) -> Trace:
         more = select(trace, partners[np.isin(trace.order[partners], chosen)])
         more = replace(more, op=np.full_like(more.op, code))
         trace = joined(trace, more)
-    # recorders number what they write by its start
+    # Recorders number operations by their start.
     rows = np.lexsort((trace.start_ns, trace.op, trace.step, trace.rank))
     trace = select(trace, rows)
     key = np.stack([trace.rank, trace.step, trace.op])

@@ -1,4 +1,4 @@
-"""The compiled replay against its twin of arrays: the same to the bit, whatever is asked."""
+"""The compiled replay, compared bit for bit with the implementation in NumPy."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Writes 16 MiB again and again, and prints how many pages the process was given for that.
+# A program that writes 16 MiB repeatedly, and prints the number of its page faults.
 PROGRAM = """
 import json, resource, sys
 import numpy as np
@@ -36,6 +36,7 @@ def test_the_next_arrays_take_the_memory_of_the_last_ones() -> None:
     kept, count = pages("kept")
 
     assert kept
-    # Without it 4,096 pages of 4 KiB, or 8 of 2 MiB, for each of the 20 rounds.
+    # Without reuse of memory, each of the 20 rounds would cause 4,096 faults of 4 KiB, or 8 of 2
+    # MiB.
     assert count < 20
     assert pages("plain")[1] > 2 * count + 20

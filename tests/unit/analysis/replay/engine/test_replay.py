@@ -1,4 +1,4 @@
-"""The vectorized replay against its readable twin, brute force and executed jobs."""
+"""The vectorized replay, compared with a readable one, brute force and executed jobs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_job_without_launch_delays_replays_to_its_executed_times(
     replayed = prepare_replay(session.trace)
     simulator = replayed.simulator
     times_s = simulator.step_times([simulator.keep()])[0] * 1e-9
-    # the executor rounds every instant to whole nanoseconds
+    # The executor rounds all times to whole nanoseconds.
     assert times_s == pytest.approx(np.array(session.truth.step_times_s), rel=0, abs=2e-6)
 
 

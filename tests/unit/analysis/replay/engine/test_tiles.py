@@ -1,4 +1,4 @@
-"""Steps replayed one after another, on several threads, against all of them at once."""
+"""Steps replayed in tiles on several threads, compared with all steps at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ seeds = st.integers(min_value=0, max_value=2**32 - 1)
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """Have each step be a tile and a block of its own, and several threads share them out."""
+    """Make each step a separate tile and block, shared among several threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_replay, "_CACHED_BYTES", 0)
         patch.setattr(compiled_replay, "_CACHED_ENDS", 1)

@@ -40,7 +40,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
 
 
 def test_blocks_of_many_ranks_come_to_the_places_of_their_rows() -> None:
-    # more DP ranks than are written at a time
+    # More DP ranks than are written in one block.
     trace = session(dp=70, microbatches=2, steps=3).trace
     shuffled = select(trace, np.random.default_rng(1).permutation(len(trace)))
     assert same(lay_out(trace), lay_out(shuffled))

@@ -68,7 +68,8 @@ def test_every_node_is_in_one_unit_behind_all_that_it_waits_for() -> None:
 
 def test_operations_that_wait_for_one_another_are_named() -> None:
     trace = session(dp=1, pp=2, microbatches=4).trace
-    # stage 0 runs its backwards first: they wait for stage 1, which waits for stage 0's forwards
+    # Stage 0 runs its backward passes first, which wait for stage 1, which waits for stage 0: a
+    # cycle.
     backward = trace.op == trace.op_names.index("backward-compute")
     starts = np.where(backward & (trace.pp == 0), trace.start_ns - 10**9, trace.start_ns)
     broken = dataclasses.replace(trace, start_ns=starts)

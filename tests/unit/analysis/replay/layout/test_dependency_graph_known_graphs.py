@@ -38,7 +38,7 @@ def test_sessions_of_a_job_have_one_graph() -> None:
 def test_another_order_of_computations_has_another_graph() -> None:
     layout = a_layout()
     before = graph_of(layout)
-    # on the last stage a second forward may as well come before the first backward
+    # On the last stage, a second forward pass may also precede the first backward pass.
     forward, backward = layout.of(FORWARD_COMPUTE, 2)[1], layout.of(BACKWARD_COMPUTE, 2)[0]
     launch = layout.launch.copy()
     launch[[forward, backward]] = launch[[backward, forward]]

@@ -1,4 +1,4 @@
-"""Replayed times of every schedule against jobs executed event by event."""
+"""Replayed times of every schedule, compared with jobs executed event by event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def jobs(draw: st.DrawFn) -> Job:
         buckets=draw(st.integers(1, 3)),
         types=frozenset(draw(st.sets(st.sampled_from(OPTIONAL)))),
         missing_chunks=frozenset(missing),
-        # written for every computation they say nothing of the placement
+        # Transfers that are recorded for every computation do not show the placement of chunks.
         edge_transfers=not turning and draw(st.booleans()),
     )
 

@@ -1,4 +1,4 @@
-"""Steps of several shapes: grouped, or left out by name."""
+"""Steps of several shapes: grouped, or left out with a reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def later(trace: Trace, steps: int) -> Trace:
 
 
 def mixed(*jobs: tuple[Job, int]) -> tuple[Trace, list[int]]:
-    """Return one session of the jobs' steps, one job after the other."""
+    """Return one session with the steps of several jobs, one job after the other."""
     whole: Trace | None = None
     times: list[int] = []
     for seed, (job, steps) in enumerate(jobs):
@@ -42,7 +42,7 @@ def dropped(trace: Trace) -> dict[int, str]:
 
 
 def test_steps_with_other_microbatches_are_groups_of_their_own() -> None:
-    # large, small, large: no ramp
+    # Large, small and large batches are no warm-up.
     job = Job(pp=3, microbatches=8)
     small = dataclasses.replace(job, microbatches=5)
     trace, times = mixed((job, 4), (small, 3), (job, 4))

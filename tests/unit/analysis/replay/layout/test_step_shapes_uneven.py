@@ -1,4 +1,4 @@
-"""DP ranks with different numbers of microbatches: each is replayed exactly as it runs."""
+"""DP ranks with different numbers of microbatches: each is replayed with its own number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(dp: int, low: int, high: int, of: int = 1, seed: int = 0) -> tuple[tup
 
 
 def without_names(trace: Trace, types: tuple[str, ...] = TRANSFERS) -> Trace:
-    """Return a trace whose transfers carry no microbatch and no chunk, as published ones."""
+    """Return a trace whose transfers have no microbatch and no chunk, like published ones."""
     those = np.isin(trace.op, [trace.op_names.index(name) for name in types])
     return replace(
         trace, mb=np.where(those, ABSENT, trace.mb), mc=np.where(those, ABSENT, trace.mc)
@@ -64,7 +64,7 @@ def test_steps_are_replayed_to_the_nanosecond(name: str, *, named: bool) -> None
 
 
 def test_evened_steps_are_as_long_as_those_of_a_job_that_runs_as_many() -> None:
-    """All durations alike, so that the ideal step is the mean of even ones."""
+    """All durations are equal, so the ideal step is the mean of even steps."""
     job = Job("1f1b", dp=4, pp=3, compute_ns=20_000_000, transfer_ns=400_000)
     counts = ((4, 8, 6, 6),) * STEPS
     ideal = measure(prepare_replay(executed(replace(job, counts=counts), steps=STEPS)[0])).ideal_s

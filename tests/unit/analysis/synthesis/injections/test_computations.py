@@ -39,7 +39,7 @@ PASSES = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
 
 
 def ratios(session: SyntheticSession, *ops: str) -> NDArray[np.float64]:
-    """Return how many times as long computations take as without the injection."""
+    """Return the durations of computations relative to those without the injection."""
     mask = rows(session.trace, *ops)
     return session.trace.duration_ns[mask] / HEALTHY.trace.duration_ns[mask]
 
@@ -61,7 +61,7 @@ def test_a_slow_worker_slows_the_whole_job_by_its_share_of_the_pipeline() -> Non
     session = synthesize(EXACT_JOB, [SlowWorker((2, 1), 2.0)], seed=7)
 
     # F of stage 0, then 8 slots of 60 ms on the slow stage 1, which waits 20 ms for its first
-    # backward because the stages after it are not slow, then B of stage 0.
+    # backward pass because the stages after it are not slow, then B of stage 0.
     assert session.truth.step_times_s == pytest.approx([0.010 + 8 * 0.060 + 0.020 + 0.020] * 6)
     assert session.truth.healthy_step_times_s == pytest.approx([0.33] * 6)
 
@@ -115,7 +115,7 @@ def test_microbatches_are_packed_to_the_maximum_length() -> None:
 
     assert (lengths.sum(axis=1) == 4096).all()
     assert (lengths >= 0).all()
-    # Long-tailed: a few microbatches are one sequence, others are made of many.
+    # A long tail: a few microbatches have one sequence, others have many.
     assert lengths.max() == 4096
     assert np.count_nonzero(lengths, axis=1).max() > 5
 
@@ -152,7 +152,7 @@ def test_a_slow_link_slows_its_transfers_at_both_ends_and_its_collectives() -> N
     trace = synthesize(job, [SlowLink((1, 2), 10.0)], seed=7).trace
 
     def milliseconds(op: str, dp: int, pp: int) -> float:
-        """Return the transfer time: of the two ends of a pair, the shorter record."""
+        """Return the transfer times in ms: the shorter record of the two ends of each pair."""
         (duration,) = trace.duration_ns[rows(trace, op, dp=dp, pp=pp)]
         return float(duration) / 1e6
 

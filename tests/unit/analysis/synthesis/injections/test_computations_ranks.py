@@ -23,7 +23,7 @@ ALL_TO_ALL = "ep-all-to-all"
 
 
 def durations(session: SyntheticSession, place: int, dp: int) -> NDArray[np.int64]:
-    """Return what a DP rank of stage 1 records of the all-to-alls before or after the experts."""
+    """Return the durations of all-to-alls before or after the experts, on a DP rank of stage 1."""
     trace = session.trace
     chosen = rows(trace, ALL_TO_ALL, dp=dp, pp=1) & (trace.order % 2 == place)
     found: NDArray[np.int64] = trace.duration_ns[chosen]
@@ -80,7 +80,7 @@ def test_tokens_that_are_spread_evenly_cost_nothing() -> None:
 def test_the_utmost_is_that_one_rank_is_sent_all_tokens() -> None:
     utmost = synthesize(EXPERTS, [UnevenExperts(1e9, share=0.5)], seed=3)
 
-    # With the tokens of both its experts take twice as long.
+    # With the tokens of both ranks, its experts take twice as long.
     assert utmost.truth.slowdown == pytest.approx(1.5, rel=0.05)
 
 

@@ -29,6 +29,6 @@ def test_congestion_slows_all_transfers_in_the_same_steps_and_comes_back() -> No
     for name in (FORWARD_RECV, BACKWARD_SEND):
         for dp in range(4):
             chosen = rows(trace, name, dp=dp)
-            # A send lasts no less than its transfer.
+            # A send takes at least as long as its transfer.
             shortest = [trace.duration_ns[chosen & (trace.step == step)].min() for step in steps]
             assert min(np.array(shortest)[slow]) > 1.5 * max(np.array(shortest)[~slow])

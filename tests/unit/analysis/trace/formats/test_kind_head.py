@@ -47,7 +47,7 @@ def test_damaged_compression_has_no_text(known: Compression) -> None:
 
 
 def digits(count: int) -> bytes:
-    """Return text of which the first kilobytes of a compressed body hold no whole block."""
+    """Return text whose first compressed kilobytes contain no whole block."""
     return np.random.default_rng(7).bytes(count // 2).hex().encode()
 
 

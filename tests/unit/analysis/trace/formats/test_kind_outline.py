@@ -17,7 +17,7 @@ EVENTS: list[dict[str, object]] = [
 
 
 def outline(text: str, size: int = 7) -> Outline | None:
-    """Return the outline of a text that comes in pieces of some bytes."""
+    """Return the outline of a text that arrives in pieces of some bytes."""
     body = text.encode()
     return outline_of(iter([body[at : at + size] for at in range(0, len(body), size)]))
 
@@ -69,7 +69,7 @@ def test_no_more_is_taken_than_is_needed() -> None:
     assert outline_of(pieces('{"traceEvents": [', '{"ph": "X"},' * 100)) is not None
     assert taken <= MOST_EVENTS // 100 + 2
     taken = 0
-    # Megabytes of one value, and of a depth that no recording has.
+    # Megabytes of a single value, and a depth that no recording has.
     for begin, more in (('{"a": "', "x" * 65536), ("[", "[" * 65536), ('{"a": ', " " * 65536)):
         found: Any = outline_of(pieces(begin, more))
         assert not found.events

@@ -74,7 +74,7 @@ NAMED = {"distributedInfo": {"pg_config": [{"ranks": list(range(9000)), "traceEv
 @pytest.mark.parametrize(
     "body",
     [
-        # Megabytes of groups and devices before the first event.
+        # Megabytes of metadata before the first event.
         {**{f"field {number}": "x" * 900 for number in range(1200)}, "traceEvents": []},
         {"record_shapes": 1, **NAMED, "traceEvents": [{"ph": "X"}]},
         [*({"ph": "M", "name": "thread_name"} for _ in range(900)), {"ph": "X", "cat": "kernel"}],

@@ -52,7 +52,8 @@ def test_the_metadata_stand_in_the_schema_or_come_separately() -> None:
 
 def test_a_buffer_that_claims_more_than_may_be_is_not_unfolded() -> None:
     body = bytearray(stream(bodies.native_table(), "zstd"))
-    # Each compressed buffer begins with its length unfolded; the first one is that of ranks.
+    # Each compressed buffer begins with its decompressed length; the first buffer contains the
+    # ranks.
     ranks = struct.pack("<q", bodies.native_table().num_rows * 8)
     at = body.index(ranks + b"\x28\xb5\x2f\xfd")
     body[at : at + 8] = struct.pack("<q", 1 << 40)

@@ -34,7 +34,7 @@ def refused(body: bytes, meta: SessionMeta | None = None, limits: Limits = LIMIT
 
 
 def lines_with(line: bytes, at: int = 5) -> bytes:
-    """Put a line into the body, as its line `at` (from 1)."""
+    """Insert a line into the body, as line `at` (from 1)."""
     lines = PLAIN.splitlines(keepends=True)
     lines.insert(at - 1, line + b"\n")
     return b"".join(lines)
@@ -200,7 +200,7 @@ def test_a_bad_header_line_is_the_first_line() -> None:
 def test_lines_are_counted_over_blank_ones_and_blocks() -> None:
     made = bodies.rows()
     made[-1]["rank"] = -1
-    # Over a block of 4 MiB, so that the fault is in a later one.
+    # The body exceeds a block of 4 MiB, so that the fault is in a later block.
     padded = [{**row, "note": "x" * 100_000} for row in made]
     body = bodies.ndjson(padded)
     assert len(body) > 7_000_000

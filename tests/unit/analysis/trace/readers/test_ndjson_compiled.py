@@ -1,4 +1,4 @@
-"""What compiled code reads of lines is what the exact reader reads, or nothing."""
+"""The compiled reader reads the same rows as the exact reader, or leaves a block to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.analysis.trace import bodies
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The same examples in every run: what this finds must be findable again.
+# The same examples in every run, so that a failure can be reproduced.
 bounded = settings(max_examples=400, derandomize=True, deadline=None, database=None)
 
 ROW = {
@@ -43,7 +43,7 @@ def lines(*rows: dict[str, object]) -> bytes:
 
 
 def values(block: bytes) -> list[dict[str, object]] | None:
-    """Return the rows of a block by compiled code; None where it leaves them to others."""
+    """Return the rows of a block by the compiled reader; None if it cannot read the block."""
     batch = read_plain(block)
     if batch is None:
         return None
@@ -181,13 +181,13 @@ def test_edited_lines(edits: list[tuple[int, int, bytes]]) -> None:
 
     found = values(block)
 
-    # What the exact reader refuses must never be read: it would raise here.
+    # The exact reader would raise for a block that it refuses.
     if found is not None:
         assert found == exact(block)
 
 
 def outcome(body: bytes) -> object:
-    """Return a body's operations, or the code and the places of its refusal."""
+    """Return a body's operations, or the code and the places of its faults."""
     try:
         trace = decode(body, bodies.META, limits=bodies.LIMITS).trace
     except PacelineError as error:

@@ -145,7 +145,7 @@ def test_integer_times_from_zero_in_each_step_are_step_relative() -> None:
 
 
 def changed(**columns: pa.Array[Any]) -> bytes:
-    """Return our columns with some in other types, in several row groups."""
+    """Return our columns, some with other types, in several row groups."""
     table = bodies.native_table()
     for name, values in columns.items():
         table = table.set_column(table.schema.get_field_index(name), name, values)
@@ -232,7 +232,7 @@ def test_what_is_not_exact_is_refused_with_its_row(
 
 
 def test_absolute_times_in_floats_are_refused() -> None:
-    """A double resolves 256 ns at today's epoch."""
+    """A double resolves only 256 ns at today's time since the epoch."""
     made = [{**row, "start_ns": row["start_ns"] + 1.76e18} for row in bodies.rows()]
     error = refused(bodies.parquet(bodies.native_table(made)))
     assert error.stable_code == "trace.not_exact"

@@ -1,4 +1,4 @@
-"""Headers of data pages: an expression reads the usual ones as the reader of any does."""
+"""Headers of data pages: a regular expression reads the usual ones like the general reader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_both_readers_say_the_same_of_each_page(options: dict[str, Any], *, usua
             kind, _, compressed, count, _, _ = expected
             seen += count if kind != 2 else 0
             position += length + compressed
-    # The expression is of use, not only right.
+    # The expression matches most usual headers, so that it is useful.
     assert (read > 20) is usual
 
 

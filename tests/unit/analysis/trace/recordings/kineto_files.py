@@ -1,4 +1,4 @@
-"""Kineto files as the profiler of PyTorch writes them, for a pipeline of two stages."""
+"""Kineto files as PyTorch's profiler writes them, for a pipeline of two stages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from app.analysis.trace.model import SessionMeta, Trace
 from tests.unit.analysis.trace.bodies import LIMITS
 
 BASE_NS = 1_790_857_026_000_000_000
-# What a rank's profiler counts from is some days: the fraction of a microsecond is near the end of
-# what a double holds.
+# Timestamps count from days ago: the fraction of a microsecond is near the resolution of a double.
 FIRST_US = "4459370929637"
 AT = 4_459_370_929_637_969
 
 
 @dataclass
 class KinetoFile:
-    """The file of one rank of a job of DP 2 × PP 2, unless groups say otherwise."""
+    """The file of one rank of a job of DP 2 × PP 2, unless its groups differ."""
 
     rank: int = 2
     world: int = 4
@@ -43,7 +42,7 @@ class KinetoFile:
         tid: int = 7,
         **args: Any,  # noqa: ANN401 - what an event has
     ) -> None:
-        """Add a range; its times get exactly three digits behind the point."""
+        """Add a range, with exactly three decimals in its times."""
         said = {key.replace("_", " ").strip(): value for key, value in args.items()}
         self.events.append(
             f'{{"ph":"X","cat":"{cat}","name":{json.dumps(name)},"pid":1,"tid":{tid},'
@@ -51,7 +50,7 @@ class KinetoFile:
         )
 
     def body(self) -> bytes:
-        """Return the file, all of it on one line."""
+        """Return the file as one line of JSON."""
         config = [
             {"pg_name": str(number), "pg_desc": name, "pg_size": len(ranks), "ranks": ranks}
             for number, (name, ranks) in enumerate(self.groups.items())
@@ -78,7 +77,7 @@ def _us(time_ns: int) -> str:
 
 
 def host_steps(steps: int = 2, **said: Any) -> KinetoFile:  # noqa: ANN401 - fields of the file
-    """Return the file of stage 1 of 2 without a device: what it receives, computes and sends."""
+    """Return the file of stage 1 of 2 without a device: receives, computations and sends."""
     file = KinetoFile(**said)
     at = 4_459_370_929_637_969
     for step in range(steps):
@@ -87,7 +86,7 @@ def host_steps(steps: int = 2, **said: Any) -> KinetoFile:  # noqa: ANN401 - fie
             begin = at + mb * 40_000_000
             file.add(f"PP:1RECV_F{mb}", begin, 300_000)
             file.add("gloo:recv", begin + 100_001, 5_000_000)
-            # It waits for its receive until 5.100001 ms.
+            # The forward pass waits for its receive until 5.100001 ms.
             file.add(f"PP:1F{mb}", begin + 400_000, 14_600_000)
             file.add(f"PP:1B{mb}", begin + 15_000_003, 20_000_004)
             file.add(f"PP:1SEND_B{mb}", begin + 36_000_000, 200_000)
@@ -100,9 +99,9 @@ def host_steps(steps: int = 2, **said: Any) -> KinetoFile:  # noqa: ANN401 - fie
 def two_stages(
     rank: int, steps: int = 8, world: int = 2, *, first: int = 10, numbered: bool = True
 ) -> KinetoFile:
-    """Return the file of a stage of a pipeline of two that makes sense as a whole.
+    """Return the file of one stage of a consistent pipeline of two stages.
 
-    It holds steps from `first` on, and says their numbers where they are `numbered`.
+    The file has steps from `first` on, with their numbers if `numbered`.
     """
     file = KinetoFile(rank=rank, world=world, groups={"default_pg": list(range(world))})
     ms = 1_000_000
@@ -128,7 +127,7 @@ def two_stages(
 
 
 def device_file() -> KinetoFile:
-    """Return a file with a device: the kernels come long after what launched them."""
+    """Return a file with a device, whose kernels run long after their launches."""
     file = KinetoFile(rank=2)
     groups = {"Process_Group_Name": "3", "Process_Group_Description": "mesh_dp"}
     nccl = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -137,7 +136,7 @@ def device_file() -> KinetoFile:
     file.add(nccl, AT + 20_000, 4_000_000, cat="kernel", tid=20, correlation=1)
     file.add("PP:1F0", AT + 60_000, 80_000)
     file.add("cudaLaunchKernel", AT + 70_000, 900, cat="cuda_runtime", correlation=2)
-    # Launched by autograd's thread; the call of the runtime is not recorded.
+    # Launched by autograd's thread, without a recorded runtime call.
     file.add("aten::mm", AT + 80_000, 900, cat="cpu_op", tid=99, External_id=55)
     file.add("gemm", AT + 4_100_000, 1_000_000, cat="kernel", tid=7, correlation=2)
     file.add("gemm", AT + 5_200_000, 300_000, cat="kernel", tid=7, correlation=77, External_id=55)

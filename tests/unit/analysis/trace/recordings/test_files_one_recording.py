@@ -11,7 +11,7 @@ from tests.unit.analysis.trace.recordings.kineto_files import BASE_NS, two_stage
 
 
 def chunk(rank: int, later_s: float, name: str | None = None) -> TraceChunk:
-    """Return the recording of a rank, of a start that was so much later."""
+    """Return the recording of a rank, of a start that was some time later."""
     file = two_stages(rank)
     file.fields["baseTimeNanoseconds"] = BASE_NS + int(later_s * 1e9)
     trace = decode(file.body(), None, limits=Limits(), part=True).trace

@@ -13,7 +13,7 @@ from tests.factories import select, session
 
 
 def recordings(names: dict[str, int], *, step: int | None = None) -> list[TraceChunk]:
-    """Return recordings of one step each, by name, and their ranks; all of the same number."""
+    """Return recordings of one step each, all of one number, by name, and their ranks."""
     trace = session(dp=2, pp=1, steps=3).trace
     numbers = np.unique(trace.step).tolist()
     seen: dict[int, int] = {}

@@ -49,7 +49,7 @@ def test_actions_of_the_pipeline_are_operations_to_the_nanosecond(
 def test_the_wait_for_a_receive_is_no_computation() -> None:
     found = operations(read_trace(host_steps()))
 
-    # The label covers 0.4 to 15 ms; what it waits for is there at 5.100001 ms.
+    # The label covers 0.4 to 15 ms, but its input arrives at 5.100001 ms.
     assert found[10, "forward-compute", 0] == (BASE_NS + AT + 5_100_001, 9_899_999)
 
 

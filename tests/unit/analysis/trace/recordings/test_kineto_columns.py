@@ -1,4 +1,4 @@
-"""Events that are taken many at a time are the same as those that are taken one by one."""
+"""Events that are read in batches give the same result as events that are read singly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = Training(Kind.FSDP2, ranks=2, steps=8, layers=8, kernels=6)
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
     file = recorded_file(JOB, Style(), 0)
-    # The events are one batch, which a process that has a name and no number would end.
+    # One batch, which an event of a process without a number would end.
     file["traceEvents"] = [one for one in file["traceEvents"] if one["pid"] != "Spans"]
     return file
 
@@ -36,7 +36,7 @@ def rows(table: PackedTable, columns: int) -> list[list[int]]:
 
 
 def kept(scan: Scan) -> tuple[object, ...]:
-    """Return what a scan keeps, with threads by what the file calls them."""
+    """Return the result of a scan, with threads by their names in the file."""
     named = {number: name for name, number in scan.threads.items()}
     tables = (
         (scan.launches.table, 3, 2),

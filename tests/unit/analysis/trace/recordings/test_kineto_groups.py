@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ("groups", "rank", "sizes", "place"),
     [
         ({"default_pg": [0, 1, 2, 3]}, 3, Sizes(dp=1, pp=4), (0, 3)),
-        # A dimension of the whole mesh is the default group.
+        # A mesh dimension of all ranks is the default group.
         ({"default_pg": [0, 1], "mesh_dp": [1]}, 1, Sizes(dp=1, pp=2), (0, 1)),
         (
             {
@@ -87,7 +87,7 @@ def test_without_groups_and_what_says_their_sizes_the_sizes_are_needed(
 def ungrouped(
     rank: int, world: int, stages: Sequence[int], groups: Mapping[str, int]
 ) -> KinetoFile:
-    """Return a file that lists no groups; its collectives name them, with their sizes."""
+    """Return a file without a list of groups, whose collectives name groups and sizes."""
     file = KinetoFile(rank=rank, fields={"distributedInfo": {"rank": rank, "world_size": world}})
     for number, stage in enumerate(stages):
         file.add(f"PP:{stage}F0", AT + 2000 * number, 1000)
@@ -118,7 +118,7 @@ def ungrouped(
             Sizes(dp=2, pp=2, vpp=2),
             (0, 1),
         ),
-        # As a V: the last stage comes back to the first rank.
+        # A V placement, in which the first rank also has the last stage.
         (ungrouped(0, 2, [0, 3], {"mesh_pp": 2}), Sizes(dp=1, pp=2, vpp=2), (0, 0)),
         # A pipeline over the default group, which has no name.
         (ungrouped(1, 4, [1], {"default_pg": 4}), Sizes(dp=1, pp=4), (0, 1)),
@@ -135,7 +135,7 @@ def test_what_collectives_say_of_their_groups_stands_for_a_list(
 @pytest.mark.parametrize(
     "file",
     [
-        # Another order of the ranks; sizes that do not make the world; half of what is needed.
+        # Another order of ranks, sizes that contradict the world size, and missing sizes.
         ungrouped(1, 4, [1], {"mesh_pp": 2, "mesh_dp": 2}),
         ungrouped(0, 8, [0], {"mesh_pp": 2, "mesh_dp": 2}),
         ungrouped(0, 4, [0], {"mesh_dp": 2}),
@@ -155,7 +155,7 @@ def test_the_rank_may_stand_in_the_name_of_the_file_only(tmp_path: Path) -> None
     meta = SessionMeta(Sizes(dp=2, pp=2))
 
     assert set(decode(path, meta, limits=LIMITS, local=True).trace.rank.tolist()) == {2}
-    # What was sent has a name of the server's.
+    # A body from a sender has the server's name of its spool file, without a rank.
     with pytest.raises(InvalidTraceError) as caught:
         decode(path, meta, limits=LIMITS)
     assert caught.value.stable_code == "trace.unknown_rank"

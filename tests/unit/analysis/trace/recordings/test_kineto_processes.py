@@ -1,4 +1,4 @@
-"""Files in which a script put the recordings of several ranks together, for a viewer."""
+"""Files into which a script has merged the recordings of several ranks, for a viewer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKS = 2
 
 
 def merged(change: Callable[[int, dict[str, Any]], None], more: list[Any]) -> bytes:
-    """Return the files of a job in one; `change` is what a script did to events of a rank."""
+    """Return the merged files of a job; `change` is the script's change of a rank's events."""
     documents = [json.loads(two_stages(rank).body()) for rank in range(RANKS)]
     events = []
     for rank, document in enumerate(documents):

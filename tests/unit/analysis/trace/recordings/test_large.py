@@ -1,6 +1,6 @@
 """A profiler's file of any size is read in bounded memory: plain, and compressed.
 
-By day it has some megabytes, every night hundreds; ``PACELINE_LARGE_MB=1000`` says another size.
+By day the file has some megabytes, every night hundreds; ``PACELINE_LARGE_MB=1000`` sets the size.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SIZE: Final = MB * int(
 )
 STEPS: Final = 8
 FIRST_NS: Final = 4_459_370_929_637_969
-# What a reader may hold in addition to a part of the file: its buffers, and Arrow's.
+# Memory of a reader in addition to a share of the file: its buffers, and Arrow's.
 BUFFERS_B: Final = 60 * MB
-# Some bytes of each kernel and operator.
+# The share of the file that is kept: some bytes of each kernel and operator.
 SHARE: Final = 0.06
 READ = """
 import json, re, sys
@@ -48,7 +48,7 @@ print(json.dumps({"operations": len(read.trace), "more_bytes": peak() - before})
 
 
 def write(file: gzip.GzipFile | BufferedWriter, size: int) -> None:
-    """Write a file of that size as it goes along: few labels, among many operators and kernels."""
+    """Write a file of a given size in pieces: few labels, many operators and kernels."""
     whole = two_stages(0, steps=STEPS)
     head, _, tail = whole.body().partition(b'"traceEvents":[')
     file.write(head + b'"traceEvents":[')
@@ -89,6 +89,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, *, compressed: b
     found = json.loads(read.stdout)
     print(f"{large.name} of {SIZE // MB} MB: {found['more_bytes'] / MB:.0f} MB more")  # noqa: T201
 
-    # Of three microbatches each. (Transfers have no kernels here.)
+    # A forward and a backward pass of three microbatches in each step; transfers have no kernels
+    # here.
     assert found["operations"] >= STEPS * 3 * 2
     assert found["more_bytes"] < BUFFERS_B + SHARE * SIZE

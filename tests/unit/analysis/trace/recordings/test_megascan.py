@@ -14,7 +14,7 @@ from tests.unit.analysis.trace.recordings.kineto_files import operations
 
 
 def aggregated(dp: int = 1, pp: int = 2) -> list[dict[str, Any]]:
-    """Return the events of two iterations, as the aggregating script writes them."""
+    """Return the events of two iterations in the format of the aggregating script."""
     events: list[dict[str, Any]] = []
     for iteration in range(2):
         for cell in range(dp * pp):
@@ -38,7 +38,7 @@ def aggregated(dp: int = 1, pp: int = 2) -> list[dict[str, Any]]:
 
 
 def own(dp_rk: int = 1, pp_rk: int = 0) -> list[dict[str, Any]]:
-    """Return the records of one rank's file: nanoseconds from the begin of each iteration."""
+    """Return the records of one rank's file, in ns from the begin of each iteration."""
     who = {"dp_rk": dp_rk, "pp_rk": pp_rk, "tp_rk": 0, "dev": 3, "g_rk": 3}
     records: list[dict[str, Any]] = []
     for pad in (0, 5_000):
@@ -71,7 +71,7 @@ def test_scopes_of_all_ranks_are_operations() -> None:
     assert trace.meta.sizes == Sizes(dp=1, pp=2)
     stage = trace.pp == 1
     starts = dict(zip(trace.op[stage].tolist(), trace.start_ns[stage].tolist(), strict=True))
-    # The later of the two iterations.
+    # Of the second iteration, which is later.
     assert starts[trace.op_names.index("forward-compute")] == 1_000_110_000
     assert set(trace.step.tolist()) == {0, 1}
     assert len(trace) == 2 * 2 * 3
@@ -83,7 +83,7 @@ def test_with_replicas_reduction_and_optimizer_are_not_told_apart() -> None:
 
     assert decoded.trace.meta.sizes == Sizes(dp=2, pp=2)
     assert sorted(set(decoded.trace.rank.tolist())) == [0, 1, 2, 3]
-    # Megatron's order: stage 1 of DP rank 0 is rank 2.
+    # In Megatron's order, stage 1 of DP rank 0 is rank 2.
     assert set(decoded.trace.rank[decoded.trace.pp == 1].tolist()) == {2, 3}
     assert Unmapped("scopes called reduce", 8) in decoded.unmapped
 
@@ -98,7 +98,7 @@ def test_the_iterations_of_a_rank_follow_one_another() -> None:
     found = operations(trace)
     assert found[0, "forward-compute", 0] == (100, 1_000)
     assert found[1, "forward-compute", 0] == (15_100, 1_000)
-    # A fused call is split into what it does.
+    # A fused call is divided into its transfers.
     assert found[1, "forward-send", -1] == found[1, "backward-recv", -1] == (16_200, 700)
     assert set(trace.rank.tolist()) == {3}
 

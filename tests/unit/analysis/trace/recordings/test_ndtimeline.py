@@ -1,4 +1,4 @@
-"""Files written as the public source of NDTimeline writes them; none was recorded by it."""
+"""Files in the format of NDTimeline's public source; none was recorded by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ META = SessionMeta(Sizes(dp=2, pp=2, tp=2))
 
 
 def timeline(operation: dict[str, Any]) -> dict[str, Any]:
-    """Return an event as `CompleteEvent.to_objects` does; times in seconds."""
+    """Return an event in the format of `CompleteEvent.to_objects`; times in seconds."""
     return {
         "name": operation["op"],
         "cat": operation["op"],
@@ -39,7 +39,7 @@ def timeline(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def record(operation: dict[str, Any]) -> dict[str, Any]:
-    """Return what `DeviceTimerStreamRecord.to_dict` does."""
+    """Return a record in the format of `DeviceTimerStreamRecord.to_dict`."""
     return {
         "ts": 1_760_000_000,
         "rank": operation["rank"],
@@ -135,7 +135,7 @@ def test_what_is_written_is_read(made: list[dict[str, Any]], form: Any) -> None:
         read, wanted, strict=True
     ):
         assert (op, step) == (asked_op, asked_step)
-        # A double of microseconds resolves some of these times to a thousandth only.
+        # A double in microseconds cannot represent all of these times to the nanosecond.
         assert abs(start - asked_start * 1e9) <= max(1, asked_start * 1e9 * 2**-51)
         assert abs(duration - asked * 1e9) <= max(1, asked * 1e9 * 2**-51)
 

@@ -1,4 +1,4 @@
-"""Databases written after the exporter's published schema; none was recorded by the program."""
+"""Databases in the exporter's published schema; none was written by the program."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def database(
     *,
     process: int = 0,
 ) -> Path:
-    """Write a database: labelled ranges, and kernels with when they were launched."""
+    """Write a database with labelled ranges, and kernels with their launch times."""
     with closing(sqlite3.connect(path)) as made, made:
         made.executescript(SCHEMA)
         made.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '')", (UTC_NS,))
@@ -117,7 +117,7 @@ def test_numbers_of_launches_count_in_each_process(tmp_path: Path) -> None:
     alone = operations(decode(path, META, limits=LIMITS, local=True).trace)
     other = THREAD + (3 << 24)
     with closing(sqlite3.connect(path)) as made, made:
-        # A loader of data on the same device, whose launches have the same numbers.
+        # Another process on the same device, a data loader, whose launches have the same numbers.
         for number in range(len(KERNELS)):
             made.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 0, 0, 0)",
@@ -214,7 +214,7 @@ def test_without_labels_the_remedy_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        # A view in the place of a table runs what it likes when it is read.
+        # A view in place of a table would execute arbitrary functions when it is read.
         "CREATE VIEW NVTX_EVENTS AS SELECT 1 AS start, load_extension('x') AS end",
         "CREATE TABLE other (x)",
     ],
@@ -244,12 +244,13 @@ def test_a_view_in_the_place_of_a_table_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", ["zeroblob(1000000000)", "load_extension(said)"])
 def test_what_a_column_computes_is_bounded_and_harmless(tmp_path: Path, function: str) -> None:
-    """A generated column computes when it is read."""
+    """A generated column is computed when it is read."""
     path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
     with closing(sqlite3.connect(path)) as made, made:
         made.execute("ALTER TABLE NVTX_EVENTS RENAME COLUMN text TO said")
         made.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN text AS (upper(said))")
-        # By hand, as SQLite does not let everything into a column.
+        # The schema is changed directly, because SQLite refuses some functions in a column's
+        # definition.
         made.execute("PRAGMA writable_schema=ON")
         made.execute("UPDATE sqlite_master SET sql = replace(sql, 'upper(said)', ?)", (function,))
     with pytest.raises(InvalidTraceError, match="the database cannot be read") as caught:
@@ -268,7 +269,7 @@ def test_the_schema_is_not_trusted_and_nothing_but_reading_is_let(tmp_path: Path
     called: list[object] = []
     with closing(nsys._open(path)) as opened:
         opened.create_function("tell", 1, called.append)
-        # Without the authorizer, as a function that it lets through would be.
+        # Without the authorizer, as for a function that it allows.
         for statement in ("SELECT value FROM told", "SELECT coalesce(value, '') FROM told"):
             with pytest.raises(sqlite3.Error):
                 opened.execute(statement).fetchall()
@@ -290,7 +291,7 @@ def test_the_schema_is_not_trusted_and_nothing_but_reading_is_let(tmp_path: Path
 def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
     tmp_path: Path, until: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is taken to be immutable: who changes it gets no answer, or one of both halves."""
+    """The reader opens it as immutable: a concurrent change leads to a refusal or mixed data."""
     path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
     whole = path.read_bytes()
     scan = nsys._add_ranges
@@ -313,7 +314,7 @@ def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
 def test_a_database_that_a_program_still_writes_is_neither_waited_for_nor_touched(
     tmp_path: Path, mode: str
 ) -> None:
-    """No lock, no journal of another process, and no file next to it."""
+    """The reader takes no lock, reads no other process's journal, and writes no file next to it."""
     path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
     read = operations(decode(path, META, limits=LIMITS, local=True).trace)
     with closing(sqlite3.connect(path, isolation_level=None)) as writing:

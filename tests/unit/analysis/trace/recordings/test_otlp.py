@@ -1,4 +1,4 @@
-"""Bodies after OTLP's schema and Megatron-LM's public list of spans; none was recorded by it."""
+"""Bodies by OTLP's schema and Megatron-LM's public list of spans; none was recorded by it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EPOCH_NS = 1_760_000_000_123_456_789
 
 
 def attribute(key: str, value: object) -> dict[str, Any]:
-    """Return an attribute as protobuf's JSON has it: 64-bit integers are text."""
+    """Return an attribute in protobuf's JSON encoding, where 64-bit integers are text."""
     kind = "stringValue" if isinstance(value, str) else "intValue"
     return {"key": key, "value": {kind: str(value)}}
 
@@ -92,7 +92,7 @@ def test_spans_of_microbatches_are_operations_of_their_step() -> None:
     assert decoded.trace_format == "otel"
     assert trace.meta.sizes == Sizes(dp=1, pp=2)
     assert trace.meta.hosts == {1: "node-017"}
-    # Host times are marked as such.
+    # Times of the host are marked.
     assert trace.meta.extra["clock"] == "host"
     assert found[7, "forward-compute", 0] == (EPOCH_NS + 20, 100)
     assert found[8, "backward-compute", -1] == (EPOCH_NS + 1_200, 250)
@@ -109,11 +109,11 @@ def test_the_node_of_a_resource_is_better_than_its_host() -> None:
     meta = decode(body(step(), resource(**names)), None, limits=LIMITS).trace.meta
     assert meta.machine(1) == Machine("node-7", uuid="GPU-5a3f", pod="ml/llama-1")
     assert meta.whereabouts.launcher == {"name": "slurm", "job": "4711"}
-    # A pod does not say which node its host is.
+    # The name of a pod does not identify its node.
     in_pod: dict[str, Any] = {"k8s.pod.name": "llama-1"}
     meta = decode(body(step(), resource(**in_pod)), None, limits=LIMITS).trace.meta
     assert meta.machine(1) == Machine("node-017", guessed=True, pod="llama-1")
-    # What is sent with the recording comes first.
+    # Metadata that are sent with the recording take precedence.
     known = SessionMeta(Sizes(dp=1, pp=2), hosts={1: "rack-2-7"})
     assert decode(body(step(), resource(**names)), known, limits=LIMITS).trace.meta.hosts == {
         1: "rack-2-7"
@@ -212,12 +212,12 @@ def test_times_are_exact_to_the_nanosecond(times: list[tuple[int, int]]) -> None
 
 
 def request(text: bytes) -> bytes:
-    """Return a body of OTLP's JSON as an exporter posts it in protobuf."""
+    """Return a body of OTLP's JSON, encoded in protobuf as by an exporter."""
     return json_format.Parse(text, ExportTraceServiceRequest()).SerializeToString()
 
 
 def delimited(*messages: bytes) -> bytes:
-    """Write messages as a file exporter of OpenTelemetry's SDKs does."""
+    """Write messages in the format of the SDKs' file exporters."""
     file = io.BytesIO()
     for message in messages:
         serialize_length_prefixed(ExportTraceServiceRequest.FromString(message), file)
@@ -225,7 +225,7 @@ def delimited(*messages: bytes) -> bytes:
 
 
 def prefixed(*messages: bytes) -> bytes:
-    """Write messages as the collector's file exporter does."""
+    """Write messages in the format of the collector's file exporter."""
     return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
 
 
@@ -277,7 +277,7 @@ def test_damaged_protobuf_is_refused(damage: Callable[[bytes], bytes], code: str
 
 
 def of_main(number: int = 7, at: int = 0) -> list[dict[str, Any]]:
-    """Return the spans of a step as Megatron-LM's main branch names them."""
+    """Return the spans of a step with the names of Megatron-LM's main branch."""
     return [
         span("megatron.train.iteration", at, at + 900, iteration=number),
         span("megatron.train.iteration.forward_backward", at + 5, at + 700),

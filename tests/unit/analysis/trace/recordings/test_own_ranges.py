@@ -1,4 +1,4 @@
-"""Ranges of a job's own, by what its labels say they are."""
+"""A job's own ranges, mapped to operation types by labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 ONE = SessionMeta(Sizes(dp=4, pp=1))
-# As the profiles are labelled that DeepSeek published, with the microbatch.
+# The labels of DeepSeek's published profiles, and the microbatch.
 LAYERS = r"""
 '(attn|mlp)\(F\) mb(?P<mb>\d+)': forward-compute
 '(attn|mlp)\(B\) mb(?P<mb>\d+)': backward-compute
@@ -98,7 +98,7 @@ def test_kernels_of_all_layers_say_when_a_computation_was_done() -> None:
         file.add("gemm", first + ran * MS, 2 * MS, cat="kernel", correlation=number)
     decoded = read(file, LAYERS)
     found = operations(decoded.trace)
-    # Launched by attn(F), combine(F) and attn(F) of microbatch 0.
+    # Kernels of attn(F), combine(F) and attn(F) of microbatch 0.
     assert found[10, "forward-compute", 0][1] == 12 * MS
     assert [one.what for one in decoded.unmapped] == [
         "labelled ranges without a kernel",
@@ -254,7 +254,7 @@ def test_nvtx_ranges_take_labels(tmp_path: Path) -> None:
 
 
 def test_layers_that_repeat_are_of_one_step_where_nothing_says_steps() -> None:
-    # As the profiles are that DeepSeek published: of one rank, without steps and process groups.
+    # Like DeepSeek's published profiles: one rank, without steps and process groups.
     file = KinetoFile(fields={"distributedInfo": None})
     for place, name in enumerate(("attn(F)", "dispatch(B)", "mlp(B)", "mlp(F)", "attn(B)") * 3):
         file.add(name, 2 * place * MS, MS)
@@ -262,7 +262,7 @@ def test_layers_that_repeat_are_of_one_step_where_nothing_says_steps() -> None:
     with pytest.raises(InvalidTraceError) as caught:
         read(file, labels, None)
     assert caught.value.stable_code == "trace.unknown_rank"
-    # Of a job of one rank that is the one.
+    # In a job of one rank, the file is of that rank.
     trace = read(file, labels, SessionMeta(Sizes(dp=1, pp=1))).trace
     assert set(trace.step.tolist()) == {0}
     assert set(trace.rank.tolist()) == {0}

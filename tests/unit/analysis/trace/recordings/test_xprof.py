@@ -1,4 +1,4 @@
-"""Traces of XProf, of a TPU's planes and of a processor's."""
+"""Traces of XProf with the planes of a TPU and of a processor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_devices_of_a_host_are_ranks_with_steps_collectives_and_computing() -> N
         (rank, op): 5 * times
         for rank in range(4)
         for op, times in (
-            # An asynchronous gather counts as communication.
+            # An asynchronous gather is communication.
             ("cp-send-recv", 1),
             ("grads-reduce-scatter", 1),
             ("forward-compute", 2),
@@ -59,7 +59,7 @@ def test_devices_of_a_host_are_ranks_with_steps_collectives_and_computing() -> N
     }
     gathers = trace.op == trace.op_names.index("cp-send-recv")
     first = np.flatnonzero(gathers & (trace.rank == 0))[0]
-    # From where it starts to where it ends, in two instructions.
+    # Two instructions mark its start and its end.
     assert trace.start_ns[first] == STARTED_NS + 1_000_000
     assert trace.duration_ns[first] == 102_000
 
@@ -86,7 +86,7 @@ def test_the_slow_device_comes_last() -> None:
 
 
 def test_clocks_go_by_collectives_that_devices_wait_for_where_they_stand() -> None:
-    """By ends of the others the clock of a slow device would be ahead, and it punctual."""
+    """By the ends of other collectives, a slow device's clock would seem ahead, and it on time."""
     host = Host()
     for device, own in enumerate((10_000, 10_000, 15_000, 10_000)):
         plane = host.plane(f"/device:TPU:{device}")
@@ -136,7 +136,7 @@ def test_lines_that_are_not_yet_counted_from_the_begin_are_those_that_are() -> N
 
 
 def processor(*, annotated: bool = True) -> Host:
-    """Return the file of a job of JAX on a processor with two devices."""
+    """Return the file of a JAX job on a processor with two devices."""
     host = Host()
     plane = host.plane("/host:CPU")
     python = plane.line("python")
@@ -146,7 +146,7 @@ def processor(*, annotated: bool = True) -> Host:
         if annotated:
             python.add("train", at, 900 * US, step_num=10 + step)
         for device, ran in enumerate((100, 160)):
-            # Either device runs on either thread.
+            # Each device may run on either thread.
             pool = pools[(device + step) % 2]
             said: dict[str, int | str] = {
                 "hlo_module": "jit_step",
@@ -178,7 +178,7 @@ def test_streams_of_a_gpu_have_kernels() -> None:
     for device in range(2):
         plane = host.plane(f"/device:GPU:{device}")
         compute, comm = plane.line("Stream #13(Compute)"), plane.line("Stream #20(Collectives)")
-        # Derived from the kernels by a viewer.
+        # Lines that a viewer derives from the kernels.
         derived = plane.line("XLA Ops")
         for step in range(2):
             at = step * 1000 * US

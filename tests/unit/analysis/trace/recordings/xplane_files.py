@@ -1,7 +1,7 @@
-"""Files of XProf as ``xplane.proto`` has them, written byte by byte, and what they tell.
+"""Files of XProf in the format of ``xplane.proto``, written byte by byte.
 
 The planes and lines are those of a TPU: ``Steps``, ``XLA Modules`` and ``XLA Ops`` of each device,
-times in picoseconds from when the profile began.
+times in picoseconds from the start of the profile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Plane:
         return self.lines[-1]
 
     def message(self) -> bytes:
-        """Return the plane, its lines before the names of their events, as XProf writes it."""
+        """Return the plane with its lines before the names of their events, as XProf writes it."""
         names: dict[str, int] = {}
         stats: dict[str, int] = {}
 
@@ -93,7 +93,7 @@ class Plane:
 
 @dataclass
 class Host:
-    """What the profiler of one host writes."""
+    """The profile of one host."""
 
     planes: list[Plane] = field(default_factory=list)
     name: str = ""
@@ -104,13 +104,13 @@ class Host:
         return self.planes[-1]
 
     def body(self) -> bytes:
-        """Return ``*.xplane.pb``."""
+        """Return the profile as ``*.xplane.pb``."""
         task = Plane("Task Environment", stats={"profile_start_time": self.started_ns})
         planes = b"".join(bytes_of(1, plane.message()) for plane in [*self.planes, task])
         return planes + (bytes_of(4, self.name) if self.name else b"")
 
     def trace_json(self) -> bytes:
-        """Return ``trace.json.gz`` of the same events."""
+        """Return the same events as ``trace.json.gz``."""
         events: list[dict[str, object]] = []
         for process, plane in enumerate(self.planes, start=1):
             said = {"ph": "M", "pid": process, "name": "process_name"}
@@ -156,8 +156,9 @@ def tpu_hosts(
 ) -> list[Host]:
     """Return the files of the hosts of a job, one of whose devices is slow.
 
-    A device computes 300 µs (the slow one `times` as long) and gathers parameters meanwhile, then
-    all reduce gradients for 50 µs. The clock of each host is `ahead_ns` ahead of the one before.
+    A device computes for 300 µs (the slow one `times` as long) and gathers parameters meanwhile;
+    then all devices reduce gradients for 50 µs. The clock of each host is `ahead_ns` ahead of the
+    previous host's.
     """
     world = hosts * devices
     found = []

@@ -1,8 +1,8 @@
 """Profiles of a pipeline on GPUs without labels, made by a small simulation of 1F1B.
 
-The host issues everything early and the device follows: kernels of the compute stream, launched by
-the step's own thread (forward) and by autograd's (backward), and kernels of NCCL, which last from
-when their own rank is ready until the other one is. Microbatches and stages are named nowhere.
+The host issues everything early and the device follows. Compute kernels are launched by the step's
+own thread (forward) and by autograd's thread (backward). NCCL's kernels last from the time at which
+their own rank is ready until the other rank is ready. Microbatches and stages are not named.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Job:
     Parameters
     ----------
     slow : tuple of (int, int)
-        DP rank and stage of the worker that is slowed.
+        DP rank and stage of the slow worker.
     fused : bool
-        What is sent and received at once is one kernel, which does not say what it carries.
+        A simultaneous send and receive are one kernel, which does not name its transfers.
     """
 
     stages: int = 3
@@ -39,7 +39,7 @@ class Job:
     forward_ns: int = 8 * MS
 
     def files(self) -> list[KinetoFile]:
-        """Return the files of all ranks: DP ranks next to each other."""
+        """Return the files of all ranks; ranks of a stage are consecutive."""
         files = [self._file(rank) for rank in range(2 * self.stages)]
         at = _AT
         for step in range(self.steps):
@@ -68,7 +68,7 @@ class Job:
         return order
 
     def _step(self, files: list[KinetoFile], dp: int, at: int) -> int:
-        """Simulate a step of one pipeline and write it; return when it ends."""
+        """Simulate a step of one pipeline and write its events; return the time of its end."""
         ends: dict[tuple[int, bool, int], int] = {}
         begins: dict[tuple[int, bool, int], int] = {}
         orders = [self._order(stage) for stage in range(self.stages)]
@@ -218,7 +218,7 @@ class Job:
         return host
 
     def _end(self, files: list[KinetoFile], step: int, at: int, last: int) -> int:
-        """Reduce gradients and update parameters; return when the next step begins."""
+        """Reduce gradients and update parameters; return the start of the next step."""
         host, done = at + 40 * MS, last + 2 * MS
         for file in files:
             number = len(file.events)

@@ -1,4 +1,4 @@
-"""Recordings of GPU jobs in which nothing is labelled, with the slowdown that is true."""
+"""Recordings of GPU jobs without labels, with their true slowdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recorded(training: Training, folder: Path, style: Style | None = None) -> Tr
 
 
 def slowdown_of(training: Training) -> float:
-    """Return how much longer steps take than with nothing wrong."""
+    """Return the step time relative to the healthy job."""
     return step_ns(training) / step_ns(training.healthy())
 
 
@@ -84,7 +84,8 @@ def test_a_slow_worker_of_ddp_is_named_with_what_it_costs(
     [
         ({}, Style()),
         ({"lead_ns": 400_000_000}, Style()),
-        # Where later rounds copy their batches, forwards are cut short by the wait for the gather.
+        # If later rounds copy their batches, their forward pass is interrupted by the wait for the
+        # gather.
         ({"rounds": 2, "copies": False}, Style()),
         ({}, Style(clock_ns=200_000_000)),
     ],

@@ -1,4 +1,4 @@
-"""The table "What your file gives" says what is true of generated files."""
+"""The table "What your file gives" agrees with the results for generated files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAME = {
 
 
 def table() -> dict[str, str]:
-    """Return what the page says is had of each file."""
+    """Return the table's result for each file."""
     section = PAGE.read_text().split("### What your file gives", 1)[1].split("\n###", 1)[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     return {row[0]: row[1] for row in rows[2:]}

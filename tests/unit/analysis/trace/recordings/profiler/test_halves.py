@@ -1,4 +1,4 @@
-"""Actions that run a forward and a backward, and forwards that were tried again."""
+"""Actions that contain a forward and a backward pass, and repeated forward passes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def launch(  # noqa: PLR0917 - where and when
 
 
 def overlapped() -> KinetoFile:
-    """Return an action of both, in which another one receives."""
+    """Return an overlapped action, inside of which another action receives."""
     file = KinetoFile()
     file.add("ProfilerStep#3", AT, 100 * MS, tid=OWN)
     file.add("PP:(1F1;1B0)OVERLAP_F_B", AT + 10 * US, 500 * US, tid=OWN)
@@ -123,7 +123,7 @@ def test_of_a_forward_that_was_tried_again_the_last_try_counts(name: str) -> Non
     file.add("ProfilerStep#3", AT, 100 * MS)
     file.add(name.format(0), AT + MS, MS)
     file.add(name.format(1), AT + 2 * MS, MS)
-    # It ran out of memory, and came again with its cache emptied.
+    # The forward pass ran out of memory, and was repeated after emptying the cache.
     file.add(name.format(1), AT + 5 * MS, 2 * MS)
 
     decoded = read(file)

@@ -1,4 +1,4 @@
-"""Trainings of every kind, by every version of the profiler: who is slow, and what that costs."""
+"""Trainings of every kind, in files of every profiler version: the slow rank, and its cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {
     Kind.CONTEXT: (8, 2),
     Kind.EXPERTS: (4, 4),
 }
-# Tensor-parallel ranks are told apart within their worker.
+# Tensor-parallel ranks are distinguished within their worker.
 SLOW = {Kind.TENSOR: "tensor_parallel_straggler", Kind.TENSOR_SHARDED: "tensor_parallel_straggler"}
 STYLES = {
     "groups not listed": Style(groups_listed=False),
@@ -51,7 +51,7 @@ def training(kind: Kind, fault: Fault) -> Training:
 
 
 def reported(job: Training, style: Style, folder: Path) -> tuple[Report, float]:
-    """Return the report of a training, and how much longer steps take than with nothing wrong."""
+    """Return the report of a training, and its step time relative to the healthy training."""
     taken = write_training(job, style, folder)
     report = analyze(read_recordings([folder], None, None).trace).report
     return report, taken / step_ns(job.healthy(), style)
@@ -109,7 +109,7 @@ def test_what_stands_still_between_steps_for_want_of_launches_is_lost(
 
 
 def test_what_tensor_ranks_wait_for_one_another_hides_no_slow_rank(tmp_path: Path) -> None:
-    """Buckets that are reduced meanwhile end in the same gaps, and take no part of them."""
+    """Buckets that are reduced at the same time end in the same gaps, but do not explain them."""
     job = replace(training(Kind.TENSOR, Fault(slow_rank=3, slow_factor=1.6)), layers=10)
     assert_slow(job, Style(), tmp_path)
 
@@ -142,7 +142,7 @@ def test_clocks_apart_are_no_slowness_of_a_few_steps(steps: int, tmp_path: Path)
 @pytest.mark.parametrize("kind", [Kind.FSDP2, Kind.DDP_SCALED])
 @pytest.mark.parametrize("style", ["no steps", "groups named"])
 def test_a_late_loader_is_named_with_what_it_costs(kind: Kind, style: str, tmp_path: Path) -> None:
-    """Whether or not the profiler numbers steps, and though the batch is copied before all else."""
+    """With and without step numbers of the profiler, although the batch is copied first."""
     job = replace(training(kind, Fault(loading_rank=1, loading_ns=60_000_000)), lead_ns=20_000_000)
     report, slowdown = reported(job, STYLES[style], tmp_path)
     assert report.causes[0].cause == "data_loading"
@@ -153,7 +153,7 @@ def test_a_late_loader_is_named_with_what_it_costs(kind: Kind, style: str, tmp_p
 
 @pytest.mark.parametrize("kind", [Kind.TENSOR, *every_night(Kind.EXPERTS, Kind.TENSOR_SHARDED)])
 def test_groups_without_names_are_told_apart_by_their_streams(kind: Kind, tmp_path: Path) -> None:
-    """Nothing says how many ranks a group has: each rank is a worker."""
+    """The sizes of groups are unknown, so each rank is a worker."""
     job = training(kind, Fault(slow_rank=1))
     report, slowdown = reported(job, Style(Writer.OLD), tmp_path)
     assert report.sizes.dp == job.ranks
@@ -164,5 +164,5 @@ def test_groups_without_names_are_told_apart_by_their_streams(kind: Kind, tmp_pa
 
 
 def test_an_exchange_of_tokens_is_no_transfer_of_a_pipeline(tmp_path: Path) -> None:
-    """NCCL's kernels of sends and receives exchange tokens, too."""
+    """NCCL uses kernels of sends and receives for the exchange of tokens, too."""
     assert_slow(training(Kind.EXPERTS, Fault(slow_rank=1)), STYLES["PyTorch 2.1"], tmp_path)

@@ -15,7 +15,7 @@ RANGES = [Span(start, start + 60, event) for event, start in enumerate(range(0, 
 def one_by_one(
     scan: dict[str, list[tuple[int, int]]], kernels: list[tuple[int, int, int, int]]
 ) -> list[tuple[int, int, int]]:
-    """Return range, start and work of each kernel that a range launched, the slow way."""
+    """Return range, start and work of each kernel that a range launched, by a slow algorithm."""
 
     def place_of(links: list[tuple[int, int]], wanted: int) -> int | None:
         for start, number in links:
@@ -39,7 +39,7 @@ def test_each_kernel_belongs_to_the_range_that_launched_it(
 ) -> None:
     monkeypatch.setattr(device, "_AT_ONCE", at_once)
     drawn = random.Random(at_once)  # noqa: S311 - nothing secret
-    # Numbers come twice, and some name nothing.
+    # Some correlation numbers occur twice, and some refer to nothing.
     links = {
         kind: [(drawn.randrange(-50, 5100), drawn.randrange(-1, 40)) for _ in range(45)]
         for kind in ("launches", "operators")

@@ -1,4 +1,4 @@
-"""Which operators of a pipeline's rank are computations."""
+"""The operators of a pipeline's rank that are computations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def operators(*spans: tuple[int, int]) -> Computed:
 
 
 def test_of_a_named_microbatch_what_takes_longest_is_computed() -> None:
-    """The host is held up while it prepares a receive and a send, and outside of all ranges."""
+    """The host is blocked while it prepares a receive and a send, and outside of all ranges."""
     computed = operators((0, 9), (20, 40), (40, 60), (72, 95), (120, 190), (200, 201), (300, 360))
     named = [(Span(0, 100, -1), False), (Span(200, 400, -1), True)]
     assert blocks_named(computed, [RECEIVED, SENT, 250], named) == [

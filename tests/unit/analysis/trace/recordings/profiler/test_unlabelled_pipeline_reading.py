@@ -1,4 +1,4 @@
-"""Pipelines on GPUs whose profiles label nothing."""
+"""Pipelines on GPUs whose profiles have no labels."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_steps_that_fit_no_schedule_are_told_by_their_collectives_alone() -> Non
     job = Job()
     files = job.files()
     for file in files:
-        # What is sent is recorded, and what is received is not.
+        # A file with the sends, but without the receives.
         file.events = [event for event in file.events if '"recv"' not in event]
 
     trace, lost = read(files)

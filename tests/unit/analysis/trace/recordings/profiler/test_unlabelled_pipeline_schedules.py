@@ -1,4 +1,4 @@
-"""Which schedule the order and number of what a rank does implies."""
+"""The schedule that follows from the order and the numbers of a rank's operations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def seen_of(order: str, sends: int, receives: int) -> StepOrder:
 @pytest.mark.parametrize(
     ("order", "stage", "sends", "receives", "name", "chunks"),
     [
-        # as `Schedule1F1B` of four stages and six microbatches runs them
+        # `Schedule1F1B` with four stages and six microbatches
         ("FFFFBFBFBBBB", 0, 6, 6, ONE_F_ONE_B, 1),
         ("FFFBFBFBFBBB", 1, 12, 12, ONE_F_ONE_B, 1),
         ("FBFBFBFBFBFB", 3, 6, 6, ONE_F_ONE_B, 1),
         ("FFFFFFBBBBBB", 0, 6, 6, GPIPE, 1),
         ("FFFFFFBBBBBB", 2, 12, 12, GPIPE, 1),
-        # two chunks a stage of two, four microbatches
+        # two stages of two chunks each, four microbatches
         ("FFFFFBFBFBFBBBBB", 0, 12, 12, INTERLEAVED, 2),
         ("FFFBFBFBFBFBFBBB", 1, 12, 12, INTERLEAVED, 2),
         ("FFFFFFFFBBBBBBBB", 0, 12, 12, LOOPED, 2),
@@ -54,7 +54,7 @@ def test_chunks_of_the_interleaved_schedule_take_turns() -> None:
         Computation(backward=False, chunk=0, mb=0),
         Computation(backward=False, chunk=0, mb=1),
         Computation(backward=False, chunk=1, mb=0),
-        # the last stage begins with its last chunk
+        # The last stage's first backward pass is of its last chunk.
         Computation(backward=True, chunk=1, mb=0),
     )
     assert len(set(order)) == len(order) == 16
