@@ -44,7 +44,8 @@ _NS: Final = 1e-9
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
     """Return each rank's mean step time by activity: computing, communication, loading, idle.
 
-    A step ends with the last end of any rank; where the next one was recorded, with its begin.
+    A step lasts until the next recorded step begins, else until the last operation of any rank
+    ends.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
 
 
 def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
-    """Return the duration of each step whose operations are all sampled, ns."""
+    """Return the duration in ns of each step of which all operations were sampled."""
     sampled = np.flatnonzero(lanes.weighed)
     ends_ns = of_lanes_ns[sampled].max(axis=1).astype(np.float64)
     if lanes.trace.step_relative:
@@ -125,7 +126,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Late arrivals and breakdown of step time of a trace, with the lanes used."""
+    """Late arrivals and step-time breakdown of a trace, and the lanes they were computed from."""
 
     arrivals: Arrivals | None  # None if no two ranks meet
     breakdown: Breakdown
@@ -163,10 +164,10 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
-    """Return the rank of each group that recorded nothing; -1 if there is none or more than one.
+    """Return the rank of each group that recorded nothing; -1 if no rank, or several, are absent.
 
-    Only where each worker has one rank, numbered as launchers do: data-parallel ranks first, or
-    stages first.
+    Absent ranks are known only if each worker has one rank and global ranks are numbered in an
+    order that launchers use: data-parallel ranks first, or stages first.
     """
     sizes = trace.meta.sizes
     absent = np.full(len(groups), -1, dtype=np.int64)
@@ -285,7 +286,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
 def _most_often(
     column: IntArray, rank: IntArray, width: int
 ) -> tuple[IntArray, NDArray[np.float64]]:
-    """Return the most frequent last rank (or -1) of each column, and its share of meetings."""
+    """Return the most frequent last rank of each column (-1: none), and its share of meetings."""
     rank = rank + 1
     most = int(rank.max()) + 1
     pairs, count = np.unique(column * most + rank, return_counts=True)
@@ -340,7 +341,7 @@ def _by_rank(
     waited = lateness.waited_ns.astype(np.float64) * _NS / steps
     waits_s = np.bincount(row, weights=waited, minlength=width)
     rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
-    # Shape (ranks,): number of other ranks that each rank meets
+    # Shape (ranks,): number of other ranks with which each rank shares a collective.
     others = np.zeros(width, dtype=np.int64)
     for index in present.tolist():
         members = list(meetings.groups[index].ranks)
@@ -410,10 +411,11 @@ def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
 def _leading(
     arrivals: list[RankArrivals], lanes: Lanes, breakdown: Breakdown
 ) -> list[RankArrivals]:
-    """Move the rank that causes the lateness of others to the front of the list.
+    """Move the rank that causes the lateness of other ranks to the front of the list.
 
-    In a pipeline a late stage makes later stages come last among their own peers. The cause is the
-    rank with the largest excess computing over its peers among ranks that do not meet the first.
+    In a pipeline, a late stage makes later stages arrive late among their own peers. The cause is
+    the rank whose computing exceeds that of its peers most, among the ranks that share no
+    collective with the first rank of the list.
     """
     if not arrivals or not arrivals[0].rank_seconds:
         return arrivals

@@ -106,7 +106,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
 def first_claims(intervals: Intervals) -> IntArray:
     """Return the position from which each interval extends beyond all earlier intervals.
 
-    Its end where earlier ones cover it whole; shape (intervals,).
+    For an interval that earlier intervals cover completely this is its end. Shape (intervals,).
     """
     start, end = intervals.start, intervals.end
     order = np.lexsort((end, start))
@@ -118,13 +118,13 @@ def first_claims(intervals: Intervals) -> IntArray:
     return claims
 
 
-# Limits on the time of the analysis; larger sessions are sampled by evenly spread steps. Largest
+# Larger sessions are sampled by evenly spread steps, which limits the time of the analysis. Largest
 # number of recorded collectives that are matched…
 MOST_MATCHED: Final = 200_000
 # …and largest number of operations of all types by which hidden waiting is measured.
 MOST_OPERATIONS: Final = 60_000
-# Smallest number of ends from which a step's clock offset is computed; with fewer ends, the ends of
-# all steps are used.
+# Smallest number of ends from which a step's clock offset is computed; for a step with fewer ends,
+# the ends of all steps are used.
 _ENOUGH: Final = 4
 _ROUNDS: Final = 3
 # Clocks agree if, in this share of the collectives, the ends on all ranks differ by at most
@@ -295,8 +295,9 @@ def _ahead(
 ) -> tuple[IntArray, float]:
     """Return each rank's clock offset in each step, (steps, ranks), ns, and the largest difference.
 
-    Medians of ends relative to those of peers; a rank whose ends are all late looks like a clock
-    that is ahead. 0 if clocks agree as closely as ends do, and where all ranks run on one host.
+    The offset is the median difference between the rank's ends of collectives and its peers' ends,
+    so a rank whose ends are all late looks like a clock that is ahead. Offsets are 0 if the clocks
+    agree as closely as ends do, and if all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)
@@ -330,7 +331,7 @@ def _pooled(
     rank: IntArray,
     shape: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Return each rank's median in each step; with few values the rank's median of all steps."""
+    """Return each rank's median in each step; over all steps where a step has few values."""
     lane = step * shape[1] + rank
     of_step = _grouped_median(apart, lane, shape[0] * shape[1]).reshape(shape)
     count = np.bincount(lane, minlength=shape[0] * shape[1]).reshape(shape)

@@ -68,7 +68,7 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     computing : Cover
         The computing time of ranks; see `own_computing`.
     absent : int64 array, shape (groups,)
-        The one rank of each group that recorded nothing, -1 if there is none or several.
+        The only rank of each group that recorded nothing, -1 if there is none or several.
     step_ns : float
         Mean duration of a step.
     """
@@ -112,8 +112,9 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
 def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArray:
     """Return the time from the last recorded arrival to the absent rank's, shape (meetings,), ns.
 
-    The others' shortest duration at the meeting less the shortest of its kind, which is transfer
-    alone. 0 if the difference is within the variation of transfers.
+    The time is the shortest duration that the other ranks recorded at the meeting, less the
+    shortest duration at any meeting of the same kind, which is only transfer. It is 0 if this
+    difference is within the variation of transfers.
     """
     meetings = lanes.meetings
     if (absent < 0).all():
@@ -132,8 +133,8 @@ def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArra
 def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
     """Return the part of each wait during which the rank does not compute, shape (rows,), ns.
 
-    In steps of which not all operations are sampled: the share of the sampled steps, by op type and
-    group.
+    For steps of which not all operations are sampled, the mean share of the sampled steps is
+    assumed, by operation type and group.
     """
     whole_ns = waits.end - waits.start
     if lanes.weighed.all():
@@ -167,10 +168,11 @@ def own_computing(lanes: Lanes) -> Cover:
 
 
 def without(one: Cover, other: Cover) -> Cover:
-    """Return the time that is covered by `one` but not by `other`."""
+    """Return the time that the first cover covers and the second does not."""
     if not len(one.start) or not len(other.start):
         return one
-    # Between neighboring boundaries of both covers, each cover is constant: all or nothing.
+    # Between neighboring boundaries of the two covers, each of them covers either everything or
+    # nothing.
     cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 
