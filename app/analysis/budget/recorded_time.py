@@ -1,7 +1,7 @@
 """Recorded computing, transfer and idle time of each worker in each step.
 
-Arrays have the shape (pp, steps, dp). A step lasts until the next one begins, where both were
-recorded; communication counts where no computation hides it.
+Arrays have the shape (pp, steps, dp). A step lasts until the next step begins, if both were
+recorded. Communication counts only while no computation hides it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGIN: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fillings:
-    """Communications of a stage, each in the gap before the first computation depending on it.
+    """Communications of a stage, each in the gap before the first computation that depends on it.
 
     Shape (communications,).
     """
@@ -97,12 +97,13 @@ _AT_A_TIME: Final = 1 << 15
 class Spent:
     """Time of workers by activity, shape (pp, steps, dp), ns; the rest of a step is waiting.
 
-    Communication counts where no computation hides it.
+    Communication counts only while no computation hides it.
     """
 
     computing_ns: FloatArray
     transferring_ns: FloatArray  # without waiting for other members of the group
-    # Time without computing, and without a launched communication on which a computation depends
+    # Time in which a worker neither computes nor runs a launched communication on which a
+    # computation depends.
     idle_ns: FloatArray
 
 
@@ -169,9 +170,10 @@ def _communicating(
 class Windows:
     """Time of a session divided at the begins of its steps, ns, in order of steps.
 
-    A step includes the gap to the next step if that one follows in the recording. Other gaps are
-    unknown and do not count. Odd steps before the first analyzed one belong to it, those after the
-    last to the last. Where steps overlap, a worker's step begins when it has ended the one before.
+    A step includes the gap to the next step if the next step was recorded; other gaps are unknown
+    and do not count. Odd steps before the first analyzed step belong to the first, odd steps after
+    the last analyzed step to the last. If steps overlap, a worker's step begins when the worker has
+    ended its previous step.
     """
 
     starts_ns: FloatArray  # (steps,): first starts, by the clock of the recording
@@ -179,7 +181,8 @@ class Windows:
     ends_ns: FloatArray  # (pp, steps, dp): last end of a worker, since the step's first start
     wall_ns: FloatArray  # (pp, steps, dp): time of a worker from a step's begin to the next one's
     between_ns: FloatArray  # (steps,): from the last end of all workers to the next step's begin
-    # Shape (steps,): gaps with left-out steps, and odd steps at the ends of the session, ns
+    # Shape (steps,): gaps that contain excluded steps, and odd steps at the ends of the session,
+    # ns.
     missing_ns: FloatArray
     usual_ns: float  # median of the gaps between consecutive steps
 
@@ -216,7 +219,7 @@ def windows_of(replayed: Replayed) -> Windows:
 def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
     """Return the time of odd steps at both ends of the session, shape (steps,), ns.
 
-    Including the gaps to the analyzed steps.
+    The time includes the gaps between odd steps and analyzed steps.
     """
     steps, spans_ns, odd_ns = replayed.steps, replayed.odd_spans_ns, np.zeros(len(starts_ns))
     if replayed.absolute and spans_ns:
