@@ -30,19 +30,19 @@ class Point:
     words: str
 
 
-# Waste of all jobs (section 4.1).
+# Published distribution of the waste of all jobs (section 4.1).
 PAPER_WASTE: Final = (
     Point(1 - 1 / STRAGGLING, 0.575, "42.5 % of jobs straggle"),
     Point(0.213, 0.9, "10 % waste 21.3 % or more"),
     Point(0.45, 0.99, "1 % waste 45.0 % or more"),
 )
-# Slowdown of the steps of straggling jobs, relative to the job's (section 4.2).
+# Published slowdown of the steps of straggling jobs, relative to the job's slowdown (section 4.2).
 PAPER_STEPS: Final = (Point(1.0, 0.5, "median 1.00"), Point(1.06, 0.9, "90 % below 1.06"))
-# M_W, M_S and correlation of straggling jobs (sections 5.1 to 5.3).
+# Published M_W, M_S and correlation of straggling jobs (sections 5.1 to 5.3).
 PAPER_M_W: Final = (Point(0.5, 0.983, "1.7 % from 0.5"),)
 PAPER_M_S: Final = (Point(0.5, 0.607, "39.3 % from 0.5"),)
 PAPER_CORRELATION: Final = (Point(0.9, 0.786, "21.4 % from 0.9"),)
-# Wasted share of all GPU-hours (section 4.1).
+# Published wasted share of all GPU-hours (section 4.1).
 PAPER_WASTED: Final = 0.104
 
 
@@ -88,7 +88,7 @@ def _ranks(values: Floats) -> Floats:
 class Class:
     """Jobs of about the same size, or with sequences of about the same length."""
 
-    # low, high: sizes from `low` on, below `high`
+    # low, high: the class has the jobs of size `low` ≤ size < `high`
     low: float
     high: float
     jobs: int

@@ -1,7 +1,7 @@
 """Reference of a document's fields: their types and the docstrings below them.
 
-The documentation's site lists the fields, and the OpenAPI document takes its descriptions from
-them.
+The documentation's site lists the fields, and the OpenAPI document takes field descriptions from
+here.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def members(kind: type) -> list[Member]:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and its bases, with JSON's type names."""
+    """Return the docstring below each field of a class and its bases, by field name."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         found |= _field_docs(base.__module__).get(base.__qualname__, {})
@@ -103,7 +103,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 @cache
 def _field_docs(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the docstrings of fields in a module, by class name."""
+    """Return the docstrings of a module's dataclass fields, by class name, then by field name."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     classes = (item for item in tree.body if isinstance(item, ast.ClassDef))
     return {item.name: dict(_documented(item.body)) for item in classes}
