@@ -64,7 +64,8 @@ class Counterfactuals:
 
     group: ShapeGroup
     changes: Sequence[Change]  # those that remove each cause
-    # Launch delays of causes, by node; a replay contains a delay unless its cause is removed.
+    # Launch delays of each cause, by node; a replay contains these delays unless the cause is
+    # removed.
     late_ns: Mapping[int, FloatArray]
     # launch delays without a known cause, which all replays contain, by node
     unexplained_ns: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -299,7 +300,7 @@ def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values of some steps; if there is a single row, it holds for all steps."""
+    """Return the values of the selected steps; a single row of values holds for all steps."""
     return values[steps] if values.ndim > 1 and len(values) > 1 else values
 
 

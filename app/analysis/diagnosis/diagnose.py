@@ -128,7 +128,7 @@ def diagnose(
 
 
 def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnosis:
-    """Return the causes of the time that is lost within steps."""
+    """Return the causes of the time lost within steps, without the gaps between steps."""
     observation = signs.observation
     unjudged = _cannot_judge(signs)
     chance_s = contention_loss_s(observation, metrics)
@@ -192,7 +192,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         replays.replay(one_or_all(len(found)))
     explained = _discrepancy(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
-        # Other launches are late for no known cause; replays with and without the causes contain
+        # Some launches are late for no known cause; replays with and without the causes contain
         # these delays.
         other_ns = {
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)

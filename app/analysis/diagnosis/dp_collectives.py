@@ -165,7 +165,7 @@ def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, N
 
 
 def _times(taken_ns: FloatArray, ranks: NDArray[np.bool_]) -> float:
-    """Return the collective time of some ranks ÷ the collective time of the other ranks."""
+    """Return the collective time of some DP ranks ÷ the collective time of the other ranks."""
     time_ns = median(taken_ns.sum(axis=0))
     return float(time_ns[ranks].mean() / max(float(time_ns[~ranks].mean()), LEAST_NS))
 

@@ -41,19 +41,25 @@ class Computing:
     """Computing times of the workers per step, kept for comparison with later sessions."""
 
     configuration: str
-    """A digest of what must be alike for sessions to be compared: sizes, the operations of a step,
-    metadata of the job."""
+    """Digest of the properties that two sessions must share to be compared: sizes, operations of a
+    step, and metadata of the job.
+    """
     every: int
-    """Of how many DP ranks one is listed: at most 64 workers are."""
+    """Interval between listed DP ranks: every n-th DP rank is listed, so that at most 64 workers
+    are.
+    """
     step_s: tuple[tuple[float, ...], ...]
-    """Seconds that a worker computes in the median one of its best steps, [DP rank][stage]."""
+    """Computing time of each worker in the median of its best steps, seconds, [DP rank][stage]."""
     machines: tuple[tuple[str, ...], ...]
-    """Node and GPU of each, as far as they are known."""
+    """Digest of the node and GPU of each worker, [DP rank][stage]; empty if unknown."""
     tokens: tuple[float, float] | None = field(default=None, metadata=OMITTED)
-    """Σs and Σs² of the sequences of a mean step and DP rank, where they are recorded."""
+    """Σs and Σs² of the sequence lengths s of a mean step and DP rank; None if they are not
+    recorded.
+    """
     transfers_s: dict[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMITTED)
-    """Seconds that what moves data takes in the median step, without waiting for others, by
-    operation type, [stage]; 0 on stages that have none of it."""
+    """Transfer time in the median step without waiting for other ranks, seconds, by operation type,
+    [stage]; 0 on stages without transfers of the type.
+    """
 
 
 def computing_of(observation: Observation, factor: CommonFactor) -> Computing:

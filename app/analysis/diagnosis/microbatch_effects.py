@@ -183,7 +183,7 @@ def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
 
 
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
-    """Return the standard deviation of a microbatch's time over the stages, or over directions."""
+    """Return the standard deviation of a microbatch's time over stages, or over directions."""
     backward = some[BACKWARD_COMPUTE]
     if len(backward) == 1:
         return robust_deviation(some[FORWARD_COMPUTE] / backward)
@@ -219,7 +219,7 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
 def _few_are_long(
     forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
 ) -> bool:
-    """Return whether a few microbatches are long; arguments: which are, (passes, steps, dp).
+    """Return whether a few microbatches are long, given masks of these, (passes, steps, dp).
 
     With one stage, many DP ranks must have long microbatches: otherwise a worker has bursts.
     """
@@ -340,8 +340,8 @@ class Effects:
 
     difference: Difference  # whether microbatches differ in length
     microbatches: dict[str, Microbatches]  # by type; empty if they do not differ
-    # (pp, steps, dp), by type: slowness of each worker in each step: time ÷ that of its stage's
-    # slowness relative to peers over the session; with one DP rank, relative to other steps
+    # (pp, steps, dp), by type: slowness of each worker in each step: its time ÷ that of its stage's
+    # peers over the session (1 with one DP rank) × its time in the step ÷ its typical time
     worker: dict[str, FloatArray]
     # (pp, passes, steps, dp), by type: residuals, relative to the worker's typical time
     residual: dict[str, SingleArray]

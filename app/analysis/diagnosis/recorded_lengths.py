@@ -81,10 +81,7 @@ def some_lengths(observation: Observation) -> RecordedLengths | None:
 
 
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a microbatch, given its DP rank's metadata; None without lengths.
-
-    None if the metadata contain no list of lengths.
-    """
+    """Return Σs and Σs² of a microbatch from its DP rank's metadata; None without lengths."""
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
     sequences = lengths[microbatch]

@@ -126,7 +126,7 @@ class _InSteps:
     end_ns: FloatArray
 
     def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
-        """Return the operations that a mask selects."""
+        """Return the host operations that a mask selects."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
 
 
@@ -257,7 +257,7 @@ def empty_gap_loss(signs: Signs) -> GapLoss | None:
 
 
 def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
-    """Return the words for the length of the lost gaps, the steps after them, and the interval."""
+    """Return the words for the length of lost gaps, the steps after them, and the interval."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
     known = gaps.turns.known

@@ -51,16 +51,16 @@ class Thresholds:
     alike: float = 0.5
     # A stage takes part when it begins late by this share of the mean standstill.
     others: float = 0.25
-    # All ranks write the checkpoint when this share of each stage's DP ranks takes part.
+    # A stage takes part when it begins late by this share of the job's mean standstill.
     ranks: float = 0.75
     # A stage also waits for another reason when it begins a step without a checkpoint late by this
     # share of a standstill.
     waiting: float = 0.1
-    # With one stage, fewer standstills than this number are in doubt: two steps always have an
+    # With one stage, the cause is in doubt for fewer standstills than this: any two steps have some
     # interval.
     sure_from: int = 3
     # Highest confidence in a single standstill, or in few standstills of a job with one stage: the
-    # job may as well wait for data.
+    # job may also wait for data.
     in_doubt: float = 0.8
 
 
@@ -118,7 +118,7 @@ def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill
 
 
 def _by_sign(signs: Signs) -> Finding | None:
-    """Return the standstills; without the cause, these steps begin as late as the other steps."""
+    """Return the standstills; without the cause, these steps begin as late as other steps."""
     observation = signs.observation
     first = unnamed_first_delays(signs)
     found = _standstill(signs, first)

@@ -40,9 +40,9 @@ class Thresholds:
     late_share: float = 0.05  # …and later by this share of a computation
     min_share: float = 0.3  # it is held up in this share of the steps; by chance, in fewer
     # Half of the relative 95 % interval of the step time without the cause, in addition to late
-    # launches; measured on synthetic jobs. Without the hold-up the computation might share its
-    # device with transfers, which no trace shows. Without this term 9 of 10 intervals contain the
-    # true step time.
+    # launches; measured on synthetic jobs. If it were not held up, the computation might share its
+    # device with transfers, which no trace shows. Without this term only 9 of 10 intervals contain
+    # the true step time.
     unsure: float = 0.007
 
 

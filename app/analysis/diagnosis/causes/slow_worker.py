@@ -104,7 +104,7 @@ class _Bursts:
     workers: NDArray[np.bool_]  # (pp, dp): workers with many such passes
 
     def of(self, residual: SingleArray) -> NDArray[np.bool_]:
-        """Return which passes of a worker's residuals are slow."""
+        """Return a mask of the slow passes among a worker's residuals."""
         return np.asarray(residual > self.limit)
 
 
