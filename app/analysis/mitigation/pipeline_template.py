@@ -47,8 +47,8 @@ STAGES_DIFFER: Final = "stages_differ"
 _MS_PER_NS: Final = 1e-6
 # Lower bound of a layer's time, ms: the planner needs positive times.
 _LEAST_MS: Final = 1e-6
-# Templates whose step time is within the first share of the fastest are replayed too. Among them
-# the template with the lower t_std is chosen, unless its gain is lower by more than the second
+# Templates whose step time exceeds the fastest by at most the first share are replayed too. Among
+# them the template with the lower t_std is chosen, unless its gain is lower by more than the second
 # share.
 _AS_FAST: Final = 0.01
 _AS_GOOD: Final = 0.001

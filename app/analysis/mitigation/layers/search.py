@@ -21,13 +21,13 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 _ALIKE: Final = 1e-9
 # Number of iterations that improve the weights of the mean chain.
 _LIFTS: Final = 60
-# Exponent that sets how fast longer chains gain weight, per iteration and relative to the step
-# time.
+# Rate of the multiplicative weights: the logarithm of a chain's weight falls by this rate times the
+# chain's shortfall behind the longest chain, as a share of the step time.
 _LEARNING_RATE: Final = 2.0
 # Maximum number of executed divisions. At the limit the best one is returned without a proof that
 # it is optimal.
 _MOST_RUNS: Final = 250
-# Maximum number of nodes of all branch-and-bound trees of a search; it bounds the search's time.
+# Maximum number of nodes of all branch-and-bound trees of a search, which bounds the search's time.
 _MOST_NODES: Final = 40_000
 # Divisions whose step times differ by a smaller share are equal: the difference cannot be measured.
 EQUAL: Final = 5e-4
@@ -98,7 +98,7 @@ def chain_prices(costs: LayerCosts, chains: Sequence[Chain]) -> ChainPrices:
 def suffix_bounds_ns(rows: ChainPrices, room: StageCapacity) -> FloatArray:
     """Return by chain the minimum cost of the remaining layers on the remaining places, ns.
 
-    Shape (places + 1, layers + 1, chains), by first place and first layer.
+    The shape is (places + 1, layers + 1, chains), indexed by first place and first layer.
     """
     places, total = rows.places, rows.total
     rest = np.full((places + 1, total + 1, len(rows.fixed_ns)), np.inf)
@@ -363,7 +363,7 @@ class _BranchAndBound:
         self._below_ns, self.nodes = below_ns, nodes
         self._found: IntArray | None = None
         self._chosen = np.zeros(rows.places, dtype=np.int64)
-        # total maximum number of layers of each place and all later places
+        # total maximum number of layers on each place and all later places
         self._behind = np.append(np.cumsum(most[::-1])[::-1], 0)
         # remaining capacity of each stage
         self._free = np.minimum(room.layers, largest_stages(rows, room, most, below_ns))

@@ -64,12 +64,13 @@ class GroupAdvice:
     worker: Worker
     """DP rank and stage of the group."""
     ranks: tuple[int, ...]
-    """Global ranks of its members, in the order of the advice's ranks."""
+    """Global ranks of the group, in the order of the advice's ranks."""
     columns_known: bool
-    """Whether the metadata have the columns of a rank (``tensor_columns``); otherwise columns of
-    the advice are thousandths."""
+    """Whether the metadata have the number of columns of a rank (``tensor_columns``); otherwise the
+    advice counts thousandths as columns.
+    """
     advice: MitigationDocument
-    """All alternatives, from the recorded times of the session."""
+    """Advice with all alternatives, computed from the recorded times of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ class TensorAdvice:
     """Replayed workload control of tensor-parallel groups that wait for a slow rank."""
 
     groups: tuple[GroupAdvice, ...]
-    """Groups, the one with the longest waiting first."""
+    """Groups with advice, the group with the longest waiting first."""
     predicted_step_time: float
     """Mean step time with each group's chosen alternative, seconds."""
     predicted_gain: float
-    """Saved share of today's step time."""
+    """Share of today's step time that the alternatives save."""
 
 
 def advise_session(
