@@ -66,7 +66,7 @@ def fold(spec: Spec) -> Folding:
 
 
 def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float, most: int) -> int:
-    """Return the number of weakest devices d in 1..most with ``p(d)`` closest to `total`."""
+    """Return the number d in 1..most of weakest devices with ``p(d)`` closest to `total`."""
     per_node = spec.devices[weakest].gpus_per_node
     layers = len(spec.layers)
     across = math.fsum(spec.network.allreduce_across_ms) / layers

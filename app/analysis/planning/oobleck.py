@@ -110,7 +110,7 @@ class Division:
         self.everything = self.index[everything]
 
     def _estimated_divisions(self) -> float:
-        """Return the estimated number of divisions of stages and devices × divisions of layers."""
+        """Return an estimate of the work: divisions of stages and devices × divisions of layers."""
         fewest, most = np.array(self.fewest), np.array(self.most)
         divided = 0
         for splits in self.splits:

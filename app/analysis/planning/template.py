@@ -276,7 +276,8 @@ def number_nodes(problem: PlanningProblem, parts: Iterable[tuple[int, int, int, 
 
     Parameters
     ----------
-    parts : iterable of (first layer, end, option, whether it is in the node of the part before)
+    parts : iterable of (first layer, end, option, same node)
+        The last entry is whether the stage is in the same node as the stage before it.
     """
     opened = [0] * len(problem.spec.devices)
     template: list[Stage] = []

@@ -1,19 +1,22 @@
 # ruff: noqa: PLR0911, PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""Lower bound of a job's time for whole microbatches, over pipelines as vectors of nodes.
+"""Lower bound of a job's time for whole numbers of microbatches, over all vectors of nodes.
 
-The bound is sharper than `price_bounds` if pipelines have few microbatches. Let dp pipelines
-complete N microbatches on G groups in a time T, with prices π and c = (N − π·G)/dp. A pipeline u
-that completes fewer than c + π·k_u microbatches completes at most ⌈c + π·k_u⌉ − 1, since
-microbatches are whole. If this were true of all pipelines, they would complete fewer than N
-microbatches. So at least one pipeline completes ⌈c + π·k_u⌉ or more, at least 1, and
+This bound is sharper than `price_bounds` if pipelines have few microbatches. Let dp pipelines
+complete N microbatches on G tensor-parallel groups in a time T. Give each group of a type a price
+π, in microbatches, and let c = (N − π·G)/dp. A pipeline u on k_u groups that completes fewer than c
++ π·k_u microbatches completes at most ⌈c + π·k_u⌉ − 1, since microbatches are whole. If this were
+true of all pipelines, they would complete fewer than N microbatches in total. So at least one
+pipeline completes ⌈c + π·k_u⌉ or more, at least 1, and
 
-    T ≥ min over pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1).
+    T ≥ min over pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1),
 
-The prices for which the bound reaches a given T form a convex set. It is searched with a bundle of
-the pipelines found so far: each pipeline that completes n microbatches in T requires c + π·k_u > n.
-Pipelines are enumerated as vectors of whole nodes, with each order of their types; if there are too
-many, the bound is not computed. The bound relaxes two constraints: pipelines may be used in part,
-and if a node holds several stages of a pipeline, each of them receives from inside the node.
+where m_u is the time of the slowest stage of u, and A_u the time of all its stages, synchronization
+and optimizer. The prices for which the bound reaches a given T form a convex set. A bundle method
+searches this set with the pipelines enumerated so far: each pipeline that completes n microbatches
+in T requires c + π·k_u > n. Pipelines are enumerated as vectors of whole nodes, with each order of
+their types; if there are too many vectors, the bound is not computed. The bound relaxes two
+constraints: pipelines may be used in part, and if a node holds several stages of a pipeline, each
+of them receives its input from inside the node.
 """
 
 from __future__ import annotations
@@ -35,27 +38,28 @@ from app.analysis.planning.search.budget import SearchBudget
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Maximum number of microbatches up to which the best pipeline of each number is kept separately.
+# Maximum number of microbatches for which the fastest pipeline is kept for each number separately;
+# larger numbers share one entry.
 _MOST_COUNTED: Final = 64
 EPSILON: Final = 1e-9
 _NONE: Final = 2**62
-# Maximum number of node vectors: all of them are enumerated again for every price.
+# Maximum number of node vectors, which bounds the time: all vectors are enumerated for every price.
 _MOST_VECTORS: Final = 1_500_000
-# Maximum number of price changes, and relative precision of the bound at which they end.
+# Maximum number of price changes, and relative precision of the bound at which price changes end.
 _STEPS: Final = 60
 _CLOSE: Final = 1e-3
-# Successive limits of the size of a price change; the next limit applies if no change within the
-# previous limit improves the bound.
+# Limits of the size of a price change, tried in turn: the next limit applies if no change within
+# the previous limit improves the bound.
 _REACHES: Final = (0.1, 1.0, 10.0)
-# Maximum number of pipelines returned as candidates.
+# Maximum number of pipelines that are returned as candidates for plans.
 _MOST_WORTHWHILE: Final = 200
 
 
 class PipelineTables(NamedTuple):
-    """Tables of pipelines with `here` stages per node, by cap on the slowest stage's time.
+    """Tables of pipelines with `node_stages` stages per node, by cap on the slowest stage.
 
-    A cap limits the number of blocks of the stages of each type. The fastest stages are filled
-    first, since this gives the least ΣC.
+    A cap limits the number of blocks that the stages of each type may have. Within a cap the
+    fastest stages are filled first, which gives the least sum of stage times ΣC.
     """
 
     here: int
@@ -96,7 +100,7 @@ def vectors(space: Space, here: int) -> int:
 
 
 def model_of(space: Space) -> Model:
-    """Return the model of a job at given parallel sizes."""
+    """Return nodes, stage times and sizes of a job at given parallel sizes, for compiled loops."""
     arrays, kinds = space.arrays, len(space.spec.devices)
     return Model(
         nodes=np.array([device.nodes for device in space.spec.devices], dtype=np.int64),
@@ -113,13 +117,13 @@ def model_of(space: Space) -> Model:
 
 
 def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> PipelineTables:
-    """Return the tables of pipelines with `here` stages per node.
+    """Return the tables of the pipelines with `node_stages` stages per node.
 
     Parameters
     ----------
     dp_counts : tuple of int
         Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
-        for the first, which gives lower bounds for all numbers.
+        for the first, so that the tables give lower bounds for all numbers.
     """
     arrays, layers, spec = space.arrays, space.layers, space.spec
     between, inside = arrays.between, arrays.inside
@@ -178,7 +182,7 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
 
 
 def _fitting(space: Space, static: float, flight: IntArray, fixed: FloatArray | float) -> IntArray:
-    """Return the number of blocks that a stage's memory holds, by type and place from the end."""
+    """Return the number of blocks that fit a stage's memory, by type and position from the end."""
     arrays = space.arrays
     room = arrays.capacity[:, None] - arrays.working - fixed
     blocks = np.floor(room / (static * arrays.block_parameters + flight * arrays.stored))
@@ -192,8 +196,9 @@ def least_of(
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
     """Return the fastest pipeline for each number n of microbatches, if it is faster than `goal`.
 
-    A pipeline has to complete n = ⌈c + π·k_u⌉ microbatches, with c = `constant`. The arrays are the
-    pipeline's time, A, m, and its number of TP groups of each type.
+    A pipeline u must complete n = ⌈c + π·k_u⌉ microbatches, with c = `constant` and π = `prices`.
+    The arrays are the pipelines' times for n microbatches, A and m, ps, shape (pipelines,), and
+    numbers of TP groups by type, shape (pipelines, types).
     """
     types = model.nodes.shape[0]
     least = np.full(_MOST_COUNTED + 1, goal, dtype=np.int64)
@@ -259,7 +264,7 @@ def least_of(
                     end = middle
                 else:
                     begin = middle + 1
-            # With one microbatch max C has the factor 0, so only ΣC counts.
+            # A single microbatch takes ΣC: the factor of max C is 0, so the cap does not matter.
             c = count - 1 if need == 1 else begin
             at_least = own + (layers - stages) * quick
             while c < count and at_least + (need - 1) * way.caps[c] < least[place]:
@@ -276,9 +281,10 @@ def least_of(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _is_canonical(order: IntArray, vector: IntArray) -> bool:
-    """Return whether an order has the vector's used types first, then unused types ascending.
+    """Return whether an order lists the vector's used types first, then unused types ascending.
 
-    Among orders that differ only in the place of unused types, exactly one order is canonical.
+    Orders that differ only in the positions of unused types describe the same pipeline; exactly one
+    of them is canonical.
     """
     for o in range(order.shape[0] - 1):
         unused = vector[order[o]] == 0
@@ -289,7 +295,7 @@ def _is_canonical(order: IntArray, vector: IntArray) -> bool:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
-    """Return the index of the least cap whose block limits may hold all blocks, optimistically."""
+    """Return the index of the least cap under which all blocks may fit, judged optimistically."""
     low, high = 0, way.caps.shape[0] - 1
     while low < high:
         middle = (low + high) // 2
@@ -311,12 +317,14 @@ def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
 def _fill_time(
     way: PipelineTables, model: Model, vector: IntArray, order: IntArray, stages: int, cap: int
 ) -> int:
-    """Return the time of blocks beyond one per stage, on the fastest stages; -1 if too many.
+    """Return the time of all blocks beyond one per stage; -1 if they do not fit under the cap.
+
+    The blocks go to the fastest stages first.
 
     Parameters
     ----------
     cap : int
-        Index of the cap on the slowest stage.
+        Index of the cap on the slowest stage's time.
     """
     layers, t = model.layers, order[0]
     if stages == 1:
@@ -358,7 +366,7 @@ def _fill_time(
 
 
 class _KnownPipelines(NamedTuple):
-    """Pipelines found so far, one pipeline per row."""
+    """Pipelines enumerated so far as columns, shape (pipelines,) or (pipelines, types)."""
 
     sums: IntArray  # A
     slowest: IntArray  # m
@@ -370,13 +378,13 @@ class _KnownPipelines(NamedTuple):
         return cls(*(np.concatenate(parts) for parts in zip(*lists, strict=True)))
 
     def done(self, time_ps: int) -> IntArray:
-        """Return the number of microbatches that each pipeline completes within a time."""
+        """Return each pipeline's number of microbatches within a time, shape (pipelines,)."""
         return np.where(self.sums <= time_ps, 1 + (time_ps - self.sums) // self.slowest, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedBound:
-    """Bound with its prices, and the pipelines (nodes by type, replicas) worth their price."""
+    """Lower bound with its prices, and pipelines (nodes by type, replicas) worth their price."""
 
     bound_ps: int
     prices: FloatArray
@@ -395,12 +403,12 @@ def counted_bound(
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending. Memory is computed for the last number, synchronization for
-        the first.
+        Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
+        for the first, which gives lower bounds for all numbers.
     target_ps : int
-        Time of a plan; a bound that reaches it is not raised further.
+        Time of a known plan; a bound that reaches this time is not raised further.
     prices : float64 array, shape (types,)
-        Initial prices: microbatches for a TP group of each type.
+        Initial prices: microbatches that a TP group of each type must contribute.
     """
     stages_per_node = [space.slots // replicas for replicas in divisors(space.slots)]
     if sum(vectors(space, here) for here in stages_per_node) > _MOST_VECTORS:
@@ -448,7 +456,7 @@ def counted_bound(
 def _best_paying(
     space: Space, known: list[_KnownPipelines], prices: FloatArray, constant: float, time_ps: int
 ) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the distinct pipelines with the most microbatches in excess of their price."""
+    """Return the distinct pipelines that complete the most microbatches beyond their price."""
     if not known:
         return ()
     [one] = known
@@ -463,7 +471,7 @@ def _best_paying(
 
 
 def _next_prices(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:
-    """Return the next prices near the current prices, and the bound predicted for them."""
+    """Return the next prices near the given ones, and the bound predicted for them."""
     reach = max(float(np.abs(prices * bundle.scale).max()), EPSILON)
     steep = max(float(np.abs(slope).max()) for slope in bundle.slopes)
     at, promised = prices, 0.0

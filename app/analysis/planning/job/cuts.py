@@ -1,7 +1,7 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Best cuts of a model's equal blocks into the stages of one pipeline.
 
-A pipeline with stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The Pareto front
+A pipeline with stage times C takes t_std = ΣC + (n − 1)·max C for n microbatches. The Pareto front
 holds the cuts that are optimal in ΣC and max C; for every n, the best cut is on this front.
 """
 
@@ -204,7 +204,8 @@ def cover(
     sizes : int64 array, shape (units, types)
         Nodes of each type of a unit.
     replicas, worth : int64 array, shape (units,)
-        Pipelines of a unit, and microbatches of all of them; units with none are not used.
+        Pipelines of a unit, and microbatches that all of them complete; units that complete none
+        are not used.
     shape : int64 array, shape (types,)
         Nodes of each type.
 

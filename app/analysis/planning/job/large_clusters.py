@@ -1,11 +1,12 @@
 """Bounds and plans for clusters too large for the exact dynamic program over nodes.
 
-The numbers of pipelines are searched in ranges, lowest bound first. A range gets a bound from
-prices (`price_bounds`), then a bound from whole microbatches (`counted_bounds`); then a plan is
-built in the range, and the range is halved. The bound of a range with a single number is final.
-Plans are improved by large neighborhood search: idle nodes and the nodes of a few pipelines are
-divided again, optimally for a time slightly below the plan's time. Candidate units have few nodes
-of at most two types, and complete nearly as many microbatches as their price.
+The numbers of pipelines (dp) are searched in ranges, the range with the lowest bound first. A range
+gets a bound from prices (`price_bounds`), then a sharper bound from whole microbatches
+(`counted_bounds`); then a plan is built whose dp is in the range, and the range is halved. The
+bound of a range with a single dp is final. Plans are improved by large neighborhood search: idle
+nodes and the nodes of a few pipelines are divided again, optimally for a time slightly below the
+plan's time. Candidate units have few nodes of at most two types, and complete nearly as many
+microbatches as their price.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ IntArray = NDArray[np.int64]
 
 FloatArray = NDArray[np.float64]
 
-# Maximum number of nodes of a type in a small candidate unit, and maximum number of candidate
+# Maximum number of nodes of each type in a small candidate unit, and maximum number of candidate
 # units.
 _MOST_NODES: Final = 8
 _MOST_UNITS: Final = 400
@@ -49,8 +50,8 @@ _MOST_UNITS: Final = 400
 _SMALL: Final = 2
 # Maximum number of states of the dynamic program that redivides nodes; it bounds a round's time.
 _MOST_STATES: Final = 3000
-# Successive target times, as shares below the best plan's time; a target is abandoned after
-# `_ROUNDS` rounds without a better plan.
+# Target times, tried in turn, as shares by which they are below the best plan's time; a target is
+# abandoned after `_ROUNDS` rounds without a better plan.
 _AIMS: Final = (0.04, 0.015, 0.005, 0.002)
 _ROUNDS: Final = 60
 
@@ -86,7 +87,7 @@ class LargeNeighborhoodSearch:
         self.draw = random.Random(seed)  # noqa: S311 - the same plan each time
 
     def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
-        """Return the best plan found, with the first target `time_ps`; None if there is no plan."""
+        """Return the best plan found, starting from the target `time_ps`; None without a plan."""
         best, aim = self._plan(), 0
         worth = self._worth(time_ps)
         failed = 0
@@ -129,7 +130,7 @@ class LargeNeighborhoodSearch:
         return most * mixed.replicas
 
     def _destroy_and_repair(self, worth: IntArray) -> bool:
-        """Redivide the nodes of drawn units and idle nodes; return whether units changed."""
+        """Divide the nodes of drawn units and idle nodes again; return whether units changed."""
         mixed, current, draw = self.mixed, self.current, self.draw
         idle = mixed.shape - mixed.sizes[current].sum(axis=0)
         nodes = np.zeros_like(idle)
@@ -181,7 +182,7 @@ def _small_units(space: Space) -> list[Unit]:
 
 
 def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
-    """Return variants of the units with one node more, less, or of another type."""
+    """Return possible variants of units with one node more, one less, or one of another type."""
     shape = [device.nodes for device in space.spec.devices]
     kinds = range(len(shape))
     changes = [{kind: by} for kind in kinds for by in (1, -1)]
@@ -197,7 +198,7 @@ def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
 
 
 def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
-    """Return the indices of the units to try: the first units, small units, the best by price."""
+    """Return the indices of candidate units: the `first`, small ones, and the best by price."""
     space = mixed.space
     groups = mixed.shape * space.slots
     constant = (space.microbatches - float(prices @ groups)) / mixed.dp - 1
@@ -214,16 +215,18 @@ def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int
     return sorted(order[np.isfinite(times[order])].tolist())
 
 
-# Maximum number of price bounds, and maximum ratio of a range's ends before ranges are bounded.
+# Maximum number of ranges that get a price bound, and maximum ratio of the largest to the smallest
+# dp of an initial range.
 _MOST_PRICED: Final = 400
 _NARROW: Final = 1.5
-# Maximum number of plans built for the same parallel sizes.
+# Maximum number of plans that are built for the same parallel sizes.
 _MOST_BUILT: Final = 4
-# Factor from a bound to the target time of a plan, and the maximum factor by which the search's
-# initial plan may exceed the bound and the best plan.
+# Factor from a range's bound to the target time of its plan. A plan that exceeds the bound by more
+# than this factor is replaced as the local search's start, and a plan that exceeds the best plan by
+# more is no start.
 _NEAR: Final = 1.25
-# The best plan is improved first for this share of the remaining time, and at the end this number
-# of times, until its time is within the factor `_CLOSE` of its bound.
+# The best plan is improved first for this share of the remaining time. At the end it is improved at
+# most `_AT_LAST` times, until its time is within the factor `_CLOSE` of its bound.
 _FIRST_SHARE: Final = 0.2
 _AT_LAST: Final = 3
 _CLOSE: Final = 1.01
@@ -231,7 +234,7 @@ _CLOSE: Final = 1.01
 
 @dataclass(slots=True)
 class _Range:
-    """Range of numbers of pipelines at given sizes, with the bounds computed so far."""
+    """Range of numbers of pipelines at given parallel sizes, with the bounds computed so far."""
 
     number: int
     dp_counts: tuple[int, ...]
@@ -247,7 +250,13 @@ def search_ranges(
     best: BestJobs,
     budget: SearchBudget,
 ) -> int:
-    """Bound ranges of dp and build plans, lowest bound first; return the other ranges' bound."""
+    """Bound ranges of dp and build plans, lowest bound first, then improve the best plan.
+
+    Returns
+    -------
+    int
+        Lower bound of the plans in ranges that were not searched to the end, ps.
+    """
     left = _bisect_ranges(spaces, large, bounds, best, budget)
     for seed in range(1, _AT_LAST + 1):
         if best.time_ps <= left * _CLOSE or budget.spent:
@@ -329,7 +338,7 @@ def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
 
 
 def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
-    """Yield ranges whose ends have at most the ratio `_NARROW`."""
+    """Yield consecutive ranges of dp whose ends have at most the ratio `_NARROW`."""
     while dp_counts:
         count = bisect_right(dp_counts, int(_NARROW * dp_counts[0]))
         yield _Range(number, dp_counts[:count])
@@ -337,7 +346,7 @@ def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
 
 
 def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
-    """Return a budget that ends after a share of the remaining time."""
+    """Return a search budget that ends after a share of the remaining time."""
     if budget.deadline_s is None:
         return budget
     now_s = budget.clock()
@@ -345,7 +354,7 @@ def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
 
 
 def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
-    """Improve the best plan by local search with the prices of the plan's number of pipelines."""
+    """Improve the best plan by local search, with prices computed for its number of pipelines."""
     first = min(best.plans.values(), key=lambda plan: plan.time_ps, default=None)
     if first is None or first.space.sizes.interleave > 1:
         return
@@ -359,7 +368,7 @@ def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
 def _build_plan(
     space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget
 ) -> None:
-    """Build a plan whose number of pipelines is about the middle of a range.
+    """Build a plan whose number of pipelines is about a range's middle; offer it to `best`.
 
     The local search starts from the best plan of the same sizes if this plan is near the bound.
     """

@@ -129,7 +129,7 @@ def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatA
 
 
 def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
-    """Return whether dp models may fit the memory of all devices, and one the shortest pipeline."""
+    """Return whether dp models may fit all devices, and one model the shortest pipeline."""
     arrays, layers = space.arrays, space.layers
     if not np.isfinite(arrays.capacity).all():
         return np.ones(len(dp), dtype=np.bool_)
