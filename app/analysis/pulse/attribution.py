@@ -1,4 +1,4 @@
-"""Attribution of a slowdown: which ranks are slow together, compared with what, and why."""
+"""Attribution of a slowdown: the ranks that are slow together, their reference, and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.analysis.pulse.notices import Ledger, Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupView:
-    """The state of a process group after a step, from which notices are opened and cleared.
+    """State of a process group after a step, from which notices are opened and cleared.
 
     Parameters
     ----------
@@ -71,15 +71,17 @@ _HOST_RANKS: Final = 8
 _RAMP_STEPS: Final = 64
 _RAMP: Final = 0.4
 _HIGHEST_RAMP: Final = 2.2
-# A subject whose noise was learned from fewer stretches has no past that could show a drift.
+# A subject whose noise was learned from fewer stretches of steps has too short a past to show a
+# drift.
 _RAMP_STRETCHES: Final = 4
 _PARTS: Final = (Part.WAITING, Part.DATA, Part.OPTIMIZER, Part.GC)
 
 
 def slow_together(view: GroupView, lead: int, window: Int64, height: float) -> list[int] | None:
-    """Return the columns of subjects slow like `lead`; None if a stage spans several hosts.
+    """Return the columns of the subjects slow like `lead`; None if a stage spans several hosts.
 
-    Ranks are grouped with ranks of their host, stages with stages of their host.
+    Ranks are grouped with the other ranks of their host, stages with the other stages of their
+    host.
     """
     values = view.history.values[window]
     with np.errstate(all="ignore"):
@@ -128,7 +130,7 @@ def is_ramp(view: GroupView, lead: int, window: Int64, height: float) -> bool:
 
 
 def rows_since(numbers: Int64, begun: int) -> Int64:
-    """Return the indices of the rows from step `begun` on; the last row if there is none."""
+    """Return the indices of the rows from step `begun` on, or the last row if there is none."""
     rows = np.flatnonzero(numbers >= begun)
     return rows if len(rows) else np.array([len(numbers) - 1])
 
@@ -146,8 +148,8 @@ def slower_than_own_past(view: GroupView, lead: int, window: Int64, height: floa
     if np.isnan(past).all():
         return True
     own = float(np.nanmedian(past[:, stage] + share * view.history.values[window, lead]))
-    # If the whole job became faster, each subject is compared with that change. The change shows
-    # only with at least four peers.
+    # If the whole job became faster, the subject's change is compared with the job's change, which
+    # shows only with at least four peers.
     common = float(np.nanmedian(past)) if peers >= 4 else 0.0  # noqa: PLR2004
     return not own - min(common, 0.0) < _TOGETHER * height
 
@@ -165,7 +167,7 @@ def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:
 
 
 def share_host(view: GroupView, columns: list[int]) -> bool:
-    """Return whether all ranks of the columns are on one host; few unknown hosts count as one."""
+    """Return whether all ranks of the columns are on one host; a few unknown hosts count as one."""
     ranks = ranks_of(view.subjects, columns)
     where = {view.hosts.get(rank) for rank in ranks}
     if len(ranks) == 1:

@@ -1,6 +1,7 @@
 """Pulse rows as arrays, and whole steps with the values of all ranks of a process group.
 
-A pulse is the stream of small rows that each rank sends while it trains: one a step, and beats.
+A pulse is the stream of small rows that each rank sends while it trains: one row per step, and
+heartbeats.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ UNKNOWN_COLUMN: Final = "pulse.unknown_column"
 MOST_PHASES: Final = 1_000
 LONGEST_PHASE: Final = 200
 
-# Operations during which no step may end for long without the job being hung.
+# Operations during which a job is not hung, however long no step ends.
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 COMPILE: Final = "compile"
@@ -46,31 +47,31 @@ EXCUSED: Final = frozenset({CHECKPOINT, EVALUATION, COMPILE})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulses:
-    """Rows of the ranks of one job in the order of their arrival; every array has one value a row.
+    """Rows of the ranks of one job in the order of their arrival; every array has a value per row.
 
-    A row is a step that a rank has ended or, where `phase` is not `NO_BEAT`, a beat: measures are 0
-    then, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the epoch, durations
-    nanoseconds.
+    A row reports a step that a rank has ended or, if `phase` is not `NO_BEAT`, is a heartbeat: then
+    its measures are 0, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the
+    epoch, durations nanoseconds.
 
     Parameters
     ----------
     time_ns : int64[rows]
-        The end of the step, or the time of the beat.
+        End of the step, or time of the heartbeat.
     compute_ns : int64[rows]
-        Own work of the rank, without waiting for others.
+        Computing time of the rank itself, without waiting for other ranks.
     data_ns : int64[rows]
-        Data loading: the time from the end of the step before to the first operation, less the
+        Data loading: the time from the end of the previous step to the first operation, less the
         time that is known to be something else.
     tokens : int64[rows]
-        0 if unknown.
+        Number of tokens; 0 if unknown.
     phase : int64[rows]
         Index into `phases`, or `NO_BEAT`.
     since_ns : int64[rows]
-        Start of a beat's phase; 0 for steps.
+        Start of a heartbeat's phase; 0 for steps.
     phases : tuple of str
         Names of operations, or ``checkpoint``, ``evaluation``, ``compile``, ``finished``.
     came_ns : int64[rows], optional
-        When the server received each row, if known: ranks send many steps at once.
+        Time at which the server received each row, if known: ranks send many steps at once.
     """
 
     attempt: Int64
@@ -168,13 +169,13 @@ def usable(
 
 
 def _or(values: Int64, there: Bool, other: int) -> Int64:
-    """Return values in which `other` replaces the missing ones."""
+    """Return values whose missing elements are replaced by those of `other`."""
     return values if there.all() else np.where(there, values, other)
 
 
-# A step waits this long for the rows of missing ranks.
+# Time for which an incomplete step waits for the rows of missing ranks.
 WAITS_NS: Final = 10_000_000_000
-# Limit of the ranks of one job, so that memory is bounded; rows of further ranks are dropped.
+# Maximum number of ranks of one job, which bounds the memory; rows of further ranks are dropped.
 MOST_RANKS: Final = 16_384
 
 
@@ -185,14 +186,14 @@ class Steps:
     Parameters
     ----------
     group : int
-        Number of the process group: a new one begins with an attempt, and when steps repeat or
+        Number of the process group: a new group begins with an attempt, and when steps repeat or
         ranks change their parallel ranks.
     ranks, dp_ranks, pp_ranks : int64[ranks]
     steps, closed_ns : int64[steps]
-        Step numbers, and when each step was complete.
+        Step numbers, and the time at which each step was complete.
     ended_ns : int64[steps, ranks]
     measures : mapping of str to float64[steps, ranks]
-        NaN where a rank is missing.
+        Measures by name; NaN for missing ranks.
     """
 
     group: int

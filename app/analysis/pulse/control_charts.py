@@ -74,7 +74,7 @@ def _floats(value: float = 0.0) -> Float64:
 class Charts:
     """A control chart of each subject, with estimates of its noise; arrays are [subjects]."""
 
-    # Score for being slow; for noticed subjects, score for having recovered.
+    # Score for being slow; for subjects with a notice, score for having recovered.
     score: Float64 = field(default_factory=_floats)
     # Step at which `score` began to rise from 0.
     rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -82,7 +82,7 @@ class Charts:
     spells: Float64 = field(default_factory=_floats)
     ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
     noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Whether the subject was noticed at any time since the last stretch ended.
+    # Whether the subject had a notice at any time since the last stretch ended.
     touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
     # Logarithm of the slowdown of each noticed subject.
     height: Float64 = field(default_factory=_floats)
@@ -171,7 +171,7 @@ class Charts:
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
     def open(self, subject: int, height: float) -> None:
-        """Mark a subject as noticed, with its slowdown, and score its recovery from now on."""
+        """Mark a subject as noticed, with its slowdown; score its recovery from now on."""
         self.noticed[subject] = self.touched[subject] = True
         self.height[subject] = max(height, 1.2 * self.slack[subject])
         self.forget(subject)
@@ -190,7 +190,7 @@ class Charts:
     def postpone_spells(self, subject: int) -> bool:
         """Return whether a subject is slow now; if so, keep its spell score below the threshold.
 
-        A slowdown that lasts is noticed by the other score.
+        A lasting slowdown gets a notice by the other score.
         """
         if self.score[subject] < _NOTICED / 3:
             return False
@@ -199,7 +199,7 @@ class Charts:
 
     @property
     def quiet(self) -> Bool:
-        """Return which subjects are neither noticed nor suspected, bool[subjects]."""
+        """Return which subjects have neither a notice nor a suspicious score, bool[subjects]."""
         return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
 
     @property
@@ -342,7 +342,7 @@ class ChartRun:
 
 
 def _summed(added: Float64, start: Float64) -> Float64:
-    """Return cumulative sums that are reset to 0 whenever they would become negative."""
+    """Return cumulative sums over steps, reset to 0 whenever they would become negative."""
     total = np.cumsum(added, axis=0)
     lowest = np.minimum(total, -start)
     np.minimum.accumulate(lowest, axis=0, out=lowest)

@@ -30,7 +30,7 @@ STRETCH: Final = 32
 
 @dataclass(slots=True)
 class Watch:
-    """The state of one process group; its size depends on the number of ranks, not of steps."""
+    """Detection state of a process group, whose size depends on its ranks, not on its steps."""
 
     group: int
     attempt: int
@@ -38,7 +38,7 @@ class Watch:
     pp_ranks: Int64
     ages: Int64
     closed: int = 0
-    # Usual waiting, data loading, optimizer and garbage collection in a step, nanoseconds.
+    # Usual waiting, data loading, optimizer and garbage collection time of a step, nanoseconds.
     usual_parts_ns: Float64 = field(default_factory=lambda: np.full(4, np.nan))
     expected: Expected = field(default_factory=Expected)
     charts: Charts = field(default_factory=Charts)
@@ -169,11 +169,11 @@ class Watch:
         self.tracker.end(int(last[0]) if len(last) else 0, ledger)
 
 
-# Constants of a job's detector. The error of a clock is stored and corrected if it differs from the
-# median of all clocks by more than this.
+# The error of a clock is stored and corrected if it differs from the median of all clocks by more
+# than this.
 _WRONG_CLOCK_NS = 2_000_000_000
-# A pause before a step may be a restart if it is longer than this time, and than this multiple of
-# the step time.
+# A pause before a step may be a restart if it is longer than this, and than this multiple of the
+# step time.
 _PAUSE_NS = 5_000_000_000
 _PAUSE_STEPS = 3
 
@@ -199,7 +199,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Detector:
-    """The state of a job's detection, whose size depends on the ranks; see `detector_state`.
+    """Detection state of a job, whose size depends on the number of ranks; see `detector_state`.
 
     Notices do not depend on how rows are cut into batches.
 
@@ -212,7 +212,7 @@ class Detector:
     there : list of bool
         Whether each rank sent the last whole step.
     ended_ns : int
-        Median end of that step.
+        Median over the ranks of the end of the last whole step.
     """
 
     hosts: dict[int, str] = field(default_factory=dict)

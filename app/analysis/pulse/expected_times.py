@@ -164,14 +164,16 @@ class Expected:
     def fit_lengths(self, values: Float64, lengths: Float64, subjects: Subjects) -> None:
         """Learn how computing grows with tokens, and correct the residuals in place.
 
-        Recursive least squares on doubly centred data: differences between ranks in the same step
-        and between steps of the same rank, so that neither a slow rank nor a slow step counts.
+        Recursive least squares on doubly centred data, that is on differences between ranks in the
+        same step and between steps of the same rank: neither a slow rank nor a slow step affects
+        the fit.
 
         Parameters
         ----------
         values : float64[steps, subjects]
             Residuals; the columns of ranks are corrected.
         lengths : float64[steps, ranks]
+            Logarithm of tokens to the usual number.
         """
         if not lengths.any():
             return
@@ -207,14 +209,14 @@ class Expected:
         *,
         quiet: Bool,
     ) -> Float64:
-        """Update the baselines from a stretch; return the change of each rank's baseline.
+        """Update the baselines from a stretch of steps; return the new first offsets of ranks.
 
         Parameters
         ----------
         middle : float64[subjects]
             Medians of the residuals of the stretch.
         quiet : bool[subjects]
-            Subjects that are neither noticed nor suspected; only their baselines follow.
+            Subjects without a notice or suspicion; only their baselines follow the stretch.
 
         Returns
         -------

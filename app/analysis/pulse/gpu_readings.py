@@ -42,11 +42,11 @@ class Reading:
     Parameters
     ----------
     at_ns : int
-        When it was received, nanoseconds since the epoch.
+        Time at which the reading was received, nanoseconds since the epoch.
     throttle : int or None
         Bits as in `REASONS`.
     ecc_corrected, ecc_uncorrected : int or None
-        Errors of its memory since the driver was loaded.
+        Errors of the GPU's memory since the driver was loaded.
     memory_used : int or None
         Bytes.
     xids : tuple of int
@@ -71,7 +71,7 @@ _NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids
 def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
     """Merge later readings into earlier ones; return the last recent reading of each rank.
 
-    At most `MOST_RANKS` are kept: a sender may name any rank.
+    At most `MOST_RANKS` readings are kept, because a sender may name any rank.
     """
     merged = {**before, **came}
     newest_ns = max((reading.at_ns for reading in merged.values()), default=0)
@@ -97,7 +97,7 @@ def from_bytes(body: bytes | None) -> dict[int, Reading]:
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     if body is None:
         return {}
@@ -118,9 +118,9 @@ def unlike_peers(
     hosts: Mapping[int, str],
     now_ns: int,
 ) -> str | None:
-    """Return in words how the GPUs of blamed ranks differ from peers; None if they do not.
+    """Return in words how the GPUs of blamed ranks differ from their peers; None if they do not.
 
-    Peers are the other GPUs of the host or, if all of these are blamed, all others.
+    Peers are the other GPUs of the host or, if all of these are blamed, all other GPUs of the job.
     """
     recent = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
     by_host: dict[str, list[Reading]] = {}

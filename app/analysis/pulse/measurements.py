@@ -44,7 +44,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Steps and measurements of each step alone.
+    """Whole steps, with measurements of each step that do not depend on other steps.
 
     Parameters
     ----------

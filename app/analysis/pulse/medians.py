@@ -39,7 +39,7 @@ class Ordered:
         return _middle(self.ordered, self.count)
 
     def median_of_others(self) -> Float64:
-        """Return for each value the median of the other values in its row; NaN without others."""
+        """Return for each value the median of the others in its row; NaN if there are none."""
         values, ordered = self.values, self.ordered
         width = values.shape[1]
         if width < _TWO:
@@ -83,7 +83,7 @@ def median_of_rows(values: Float64) -> Float64:
 
 
 def median_of_others(values: Float64) -> Float64:
-    """Return for each value the median of the other values in its row; NaN without others.
+    """Return for each value the median of the other values in its row; NaN if there are none.
 
     Parameters
     ----------

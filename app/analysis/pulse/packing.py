@@ -62,7 +62,7 @@ def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     plain = zstandard.decompress(body)
     start = _HEAD_BYTES + int.from_bytes(plain[:_HEAD_BYTES], "little")
@@ -99,7 +99,7 @@ def from_block(body: bytes) -> Pulses:
     Raises
     ------
     UnknownDocumentError
-        It is of another version.
+        The block is of another version.
     """
     columns, more = unpack(body)
     return Pulses(**columns, phases=tuple(more["phases"]))
@@ -185,12 +185,12 @@ class Places:
 
 
 def places_from(body: bytes | None) -> Places:
-    """Return the places that `Places.to_bytes` packed; None has no ranks.
+    """Return the places that `Places.to_bytes` packed; no ranks for None.
 
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     if body is None:
         none = np.empty(0, np.int64)

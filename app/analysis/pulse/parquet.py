@@ -174,7 +174,7 @@ class PulseFile:
 
 @dataclass(slots=True)
 class _Order:
-    """Lateness of the rows of a file, a sample of the rows' times, and the errors of clocks."""
+    """Lateness of a file's rows, a sample of their times, and the errors of the ranks' clocks."""
 
     rows: int = 0
     late_ns: int = 0

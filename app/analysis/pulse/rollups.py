@@ -36,12 +36,12 @@ class Sums:
     tokens : int
         Tokens of all replicas.
     lost_ns : int
-        GPU-nanoseconds in which all ranks waited for the one that computes longest against its
-        peers.
+        GPU-nanoseconds in which all ranks waited for the rank that computes longest compared with
+        its peers.
     rank_ns : int
         GPU-nanoseconds of all steps.
     ranks, ratios, counted : int64[ranks]
-        Global ranks, rising; sum of their computing in thousandths of the median of their stage;
+        Global ranks, ascending; sum of their computing in thousandths of the median of their stage;
         and number of summed steps, 0 without peers.
     step_classes, step_counts : int64[classes]
         Logarithmic classes of the median step time, and number of steps in each.
@@ -185,7 +185,7 @@ def from_bytes(body: bytes) -> Sums:
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     columns, more = unpack(body)
     values: dict[str, Any] = {**more, **columns}

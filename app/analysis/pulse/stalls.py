@@ -51,7 +51,7 @@ class Stalls:
 
     counts: list[StallCount] = field(default_factory=list)
     seen: int = 0
-    # Number of consecutive long steps that end with the latest step.
+    # Number of consecutive long steps, of which the latest step is the last.
     run: int = 0
 
     def look(
@@ -67,11 +67,11 @@ class Stalls:
         Parameters
         ----------
         usual_ns, computing_ns : float
-            Usual step time, and usual longest computing in it; NaN while unknown.
+            Usual step time, and usual longest computing in a step; NaN while unknown.
         parts_ns : float64[4]
             Usual waiting, data loading, optimizer and garbage collection of a step.
         first : bool[steps]
-            The first steps of a group, which do not count.
+            Mask of the first steps of a group, which do not count.
         """
         self.seen += int((~first).sum())
         if np.isnan(usual_ns):

@@ -57,7 +57,7 @@ class Pace:
         Returns
         -------
         float or None
-            Nanoseconds; None of fewer than eight steps.
+            Nanoseconds; None for fewer than eight steps.
         """
         start = 0 if first is None else int(np.searchsorted(self.steps, first))
         stop = len(self.steps) if end is None else int(np.searchsorted(self.steps, end))
@@ -65,7 +65,7 @@ class Pace:
         return float(_without_stalls(times_ns).mean()) if len(times_ns) >= FEWEST else None
 
     def lost_ns(self, first: int, baseline_ns: float, end: int | None = None) -> float:
-        """Return the GPU-nanoseconds above `baseline_ns` a step in steps `first` to `end` - 1."""
+        """Return the GPU-nanoseconds over `baseline_ns` in steps `first` to `end` - 1."""
         counts = self.steps >= first
         if end is not None:
             counts &= self.steps < end
