@@ -18,14 +18,14 @@ _MOST_BOXES: Final = 6  # of a column: of more, the smallest are merged
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of the graph: ranks that wait in the same operation, or culprits.
+    """Box of the graph: ranks that wait in the same operation, or culprits.
 
     Parameters
     ----------
     distance : int
-        Operations between these ranks and a culprit; 0 for culprits, 3 for three or more.
+        Number of operations between these ranks and a culprit; 0 for culprits, 3 for three or more.
     what : str
-        The operation in which they wait, or the state of a culprit.
+        Operation in which the ranks wait, or the state of a culprit.
     place : str
         Host and GPU of a single rank, as far as known.
     """
@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow of the graph: ranks of box `start` wait for ranks of box `end`, box indices."""
+    """Arrow of the graph: the ranks of box `start` wait for those of box `end` (box indices)."""
 
     start: int
     end: int

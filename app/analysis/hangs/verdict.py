@@ -74,7 +74,7 @@ def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
     stacks: dict[int, tuple[Frame, ...]] = {}
     for rank, state in sorted(ranks.items()):
         if state.stack:
-            # without the frames of Paceline's client around a wait of PyTorch
+            # Frames of Paceline's client around a wait of PyTorch are left out.
             own = (n for n, frame in enumerate(state.stack) if _OURS not in frame.file)
             first = next(own, 0)
             stacks[rank] = state.stack[first:] if _is_wait(state.stack[first]) else state.stack
