@@ -1,15 +1,16 @@
-"""Reports of sessions that cannot be replayed: arrivals and breakdown, no slowdown.
+"""Reports of sessions that cannot be replayed: arrivals and breakdown, but no slowdown.
 
-Arrivals and breakdown are known for any trace with operations (`app.analysis.arrivals.build`). The
-report has only these, ``fidelity.replayed`` false, and no verdict, causes or fixes where
+Arrivals and breakdown can be computed from any trace with operations
+(`app.analysis.arrivals.build`). A report has only these, with ``fidelity.replayed`` false and
+without verdict, causes or fixes, if
 
 - the decoder states that steps cannot be replayed (`app.analysis.trace.metadata.not_replayed`);
 - the replay refuses the trace (`FALLS_BACK`) because transfers match no computations or wait for
   one another in a circle, and ranks meet in collectives;
 - a pipeline stage is missing, or all ranks but one.
 
-The required fields of a replay come from whole steps: each rank computes from its first start to
-its last end, which says nothing of stragglers, and no page shows it.
+The required fields of a replay are then computed from whole steps: each rank computes from its
+first start to its last end, which says nothing of stragglers, and no page shows it.
 """
 
 from __future__ import annotations
