@@ -57,7 +57,7 @@ def record(job: HostJob, rows: list[Row]) -> Trace:
 
 
 def _take_late(rows: list[Row]) -> None:
-    """Set the end of every send to the time at which its rank has computed the whole step."""
+    """Move the end of every send to the time at which its rank has computed the whole step."""
     done: dict[tuple[Worker, int], float] = {}
     for row in rows:
         if row.op == ops.BACKWARD_COMPUTE:

@@ -57,9 +57,9 @@ class PulseTruth:
     Parameters
     ----------
     ranks : tuple of int
-        Empty where no rank is to blame.
+        Ranks to blame; empty if no rank is to blame.
     from_step, end_step : int
-        The first slow step, and the first one after it; `end_step` is None if it lasts.
+        First slow step, and first normal step after it; `end_step` is None if the fault lasts.
     """
 
     kind: NoticeKind

@@ -81,9 +81,9 @@ def by_time(rows: Pulses) -> Pulses:
 def hanging(
     job: PulseJob, rng: np.random.Generator, *, seconds: float, gone: bool
 ) -> tuple[Pulses, PulseTruth]:
-    """Return a job in which one rank stops in its last step, or its process is gone.
+    """Return a job in which one rank stops in its last step, or its process ends.
 
-    The others wait for it in a collective, and beat on for some seconds.
+    The other ranks wait for it in a collective, and send heartbeats for some seconds.
     """
     rows = with_beats(job, rng)
     culprit = int(rng.integers(job.dials.world))

@@ -39,7 +39,7 @@ class Injection(ABC):
         return None
 
     def odd(self) -> tuple[int, ...]:
-        """Return the positions of steps that the fault makes unlike the others on all ranks."""
+        """Return the positions of steps that the fault makes unlike other steps on all ranks."""
         return ()
 
     def document(self) -> dict[str, Any]:

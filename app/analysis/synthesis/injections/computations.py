@@ -371,8 +371,8 @@ class UnevenExperts(Injection):
         # spread.
         tokens = np.exp(own - own.max(axis=-1, keepdims=True))
         tokens /= tokens.mean(axis=-1, keepdims=True)
-        # The ranks of a group compute each layer together, so that `latest` is the same for all of
-        # them; a rank alone would be done earlier by `early`.
+        # The ranks of a group compute each layer together, so `latest` is the same for all of them;
+        # a rank that computed alone would finish earlier by `early`.
         latest = takes[mask].reshape(tokens.shape)
         early = shared.ahead_ns[:, mask].sum(axis=0).reshape(tokens.shape)
         experts = self.share * (latest - early) * tokens

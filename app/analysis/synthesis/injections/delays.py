@@ -47,7 +47,7 @@ class Checkpoint(Injection):
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead(Injection):
-    """One host or all hosts take longer to launch a computation than the device takes to run it."""
+    """One host or every host takes longer to launch a computation than the device to run it."""
 
     # Time to launch one computation; a computation that runs longer hides the launch of the next.
     launch_ns: float
