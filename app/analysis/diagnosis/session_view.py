@@ -41,7 +41,7 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.parallelism import layers_per_stage
 
 _HEAD: Final = "with one DP rank embedding or head may make this stage heavy"
-_NO_LAYERS: Final = "with one DP rank nothing tells which, as the metadata say nothing of layers"
+_NO_LAYERS: Final = "with one DP rank it is unknown which, as the metadata lack the layers"
 _NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 

@@ -315,8 +315,8 @@ def _in_words(division: Division) -> str:
         else f"a stage holds up to {grown} more than now: check that memory allows it"
     )
     return (
-        f"{', '.join([layer, *ends])}. {best} for what stages lastingly take, replayed with this "
-        f"session's own durations; {memory}. Megatron-LM: {division.flag}"
+        f"{', '.join([layer, *ends])}. {best} at the typical times of the stages, replayed with "
+        f"this session's own durations; {memory}. Megatron-LM: {division.flag}"
     )
 
 
@@ -327,9 +327,9 @@ def _even_stages(observation: Observation) -> list[_Replayable]:
     fix = Fix(
         EVEN_STAGES,
         "Divide the layers evenly by time",
-        "Replayed with all stages at the mean of what they lastingly take: the most that a better "
-        'division of layers can bring. With "layers" in the metadata the best division itself is '
-        "found, and what it brings.",
+        "Replayed with all stages at the mean of their typical times: the most that a better "
+        'division of layers can gain. With "layers" in the metadata the best division itself is '
+        "found and replayed.",
         cause=cause_of(Plan.DIVIDE_LAYERS),
         at_most=True,
     )

@@ -68,7 +68,7 @@ def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
     start = _HEAD_BYTES + int.from_bytes(plain[:_HEAD_BYTES], "little")
     head = json.loads(plain[_HEAD_BYTES:start])
     if head["version"] != VERSION:
-        message = f"what is kept of a pulse is of version {head['version']}, not {VERSION}"
+        message = f"the stored data of a pulse are of version {head['version']}, not {VERSION}"
         raise UnknownDocumentError(message)
     columns = {}
     for name, size, least, width, stepped in head["columns"]:

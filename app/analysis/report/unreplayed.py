@@ -200,12 +200,12 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
     if met.arrivals is None and refusal is not None and refusal.stable_code != RANK_MISSING:
         raise refusal
     steps = whole_steps(usable)
-    last = "" if met.arrivals is None else "who comes last at collectives, and "
+    last = "" if met.arrivals is None else "which ranks arrive last at collectives and "
     # All ranks get one host, as `whole_steps` has put all times on one clock.
     alike = replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), "one"))
     unseen = Unseen(
         verdict=f"steps cannot be replayed, {reason}",
-        reason=f"Steps cannot be replayed: {reason}. What is told is {last}what steps pass with.",
+        reason=f"Steps cannot be replayed: {reason}. This report shows {last}how steps spend time.",
         timed=False,
     )
     replayed = prepare_replay(replace(steps, meta=alike), whole_steps=True)
