@@ -132,10 +132,10 @@ def _finite(text: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise UnreadableDocumentError("a key stands twice in one mapping")
-    return found
+    return mapping
 
 
 def lines_of_keys(text: str) -> dict[str, int]:

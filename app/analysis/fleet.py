@@ -58,12 +58,12 @@ def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, flo
     """
     if not len(values):
         return ()
-    found, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     shares = np.cumsum(counts) / len(values)
-    if len(found) > points:
-        kept = np.unique(np.linspace(0, len(found) - 1, points).round().astype(int))
-        found, shares = found[kept], shares[kept]
-    return tuple(zip(found.tolist(), shares.tolist(), strict=True))
+    if len(distinct) > points:
+        kept = np.unique(np.linspace(0, len(distinct) - 1, points).round().astype(int))
+        distinct, shares = distinct[kept], shares[kept]
+    return tuple(zip(distinct.tolist(), shares.tolist(), strict=True))
 
 
 def share_from(values: Sequence[float], bound: float) -> float:

@@ -72,12 +72,12 @@ def json_name(name: str) -> str:
 
 
 def _members(value: object) -> dict[str, object]:
-    found = {}
+    plain_members = {}
     for item, key in _keys(type(value)):  # type: ignore[arg-type]
         member = getattr(value, item.name)
         if "omitted" not in item.metadata or member != item.default:
-            found[key] = member
-    return found
+            plain_members[key] = member
+    return plain_members
 
 
 @cache

@@ -63,9 +63,9 @@ class Cover:
     def until(self, at: IntArray) -> IntArray:
         """Return the covered length before each position, shape (positions,), ns."""
         piece = np.searchsorted(self.start, at, side="right") - 1
-        known = np.maximum(piece, 0)
-        inside = np.minimum(at, self.end[known]) - self.start[known] if len(self.start) else at
-        return np.where(piece < 0, 0, self.before[known] + inside)
+        valid = np.maximum(piece, 0)
+        inside = np.minimum(at, self.end[valid]) - self.start[valid] if len(self.start) else at
+        return np.where(piece < 0, 0, self.before[valid] + inside)
 
     def within(self, some: Intervals) -> IntArray:
         """Return the covered length within each interval, shape (intervals,), ns."""
@@ -176,9 +176,9 @@ class Lanes:
     def ends_ns(self) -> IntArray:
         """Return the last end in each lane, shape (steps, ranks), ns; -1 for empty lanes."""
         first = np.searchsorted(self.lane, np.arange(self.count + 1))
-        known = np.flatnonzero(np.diff(first))
+        occupied = np.flatnonzero(np.diff(first))
         ends_ns = np.full(self.count, -1)
-        ends_ns[known] = np.maximum.reduceat(self.end, first[known]) - known * self.span_ns
+        ends_ns[occupied] = np.maximum.reduceat(self.end, first[occupied]) - occupied * self.span_ns
         return ends_ns.reshape(len(self.steps), -1)
 
 
@@ -350,8 +350,8 @@ def _grouped_median(
     count = np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
     low, high = first + (count - 1) // 2, first + count // 2
-    known = count > 0
+    filled = count > 0
     medians = np.zeros(groups)
     in_order = values[order]
-    medians[known] = (in_order[low[known]] + in_order[high[known]]) / 2
+    medians[filled] = (in_order[low[filled]] + in_order[high[filled]]) / 2
     return medians

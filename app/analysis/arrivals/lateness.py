@@ -167,20 +167,20 @@ def own_computing(lanes: Lanes) -> Cover:
     return without(computing, cover(blocking.of(inside), lanes.count, span_ns, in_order=True))
 
 
-def without(one: Cover, other: Cover) -> Cover:
+def without(base: Cover, other: Cover) -> Cover:
     """Return the time that the first cover covers and the second does not."""
-    if not len(one.start) or not len(other.start):
-        return one
+    if not len(base.start) or not len(other.start):
+        return base
     # Between neighboring boundaries of the two covers, each of them covers either everything or
     # nothing.
-    cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
+    cuts = np.unique(np.concatenate([base.start, base.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 
     def covered(by: Cover) -> NDArray[np.bool_]:
         piece = np.searchsorted(by.start, begin, side="right") - 1
         return (piece >= 0) & (begin < by.end[np.maximum(piece, 0)])
 
-    kept = covered(one) & ~covered(other)
+    kept = covered(base) & ~covered(other)
     start, end = begin[kept], end[kept]
     before = np.concatenate([[0], np.cumsum(end - start)])
-    return Cover(one.span_ns, one.lanes, start, end, before)
+    return Cover(base.span_ns, base.lanes, start, end, before)

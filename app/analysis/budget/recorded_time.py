@@ -202,8 +202,8 @@ def windows_of(replayed: Replayed) -> Windows:
     following_ns = begins_ns[:, 1:] + period_ns[:, None]
     until_ns[:, :-1] = np.where(joined[:, None], following_ns, until_ns[:, :-1])
     empty_ns = np.append(np.where(joined, np.maximum(period_ns - last_ns[:-1], 0.0), 0.0), 0.0)
-    known = np.append(whole, False)
-    between_ns = np.where(known, empty_ns, 0.0)
+    counts = np.append(whole, False)
+    between_ns = np.where(counts, empty_ns, 0.0)
     odd_ns = _odd_ns(replayed, starts_ns, last_ns)
     return Windows(
         starts_ns,
@@ -212,7 +212,7 @@ def windows_of(replayed: Replayed) -> Windows:
         until_ns - begins_ns + odd_ns[:, None],
         between_ns,
         empty_ns - between_ns + odd_ns,
-        float(median(between_ns[known])) if known.any() else 0.0,
+        float(median(between_ns[counts])) if counts.any() else 0.0,
     )
 
 
@@ -250,5 +250,5 @@ def _joined(
         [*steps.tolist(), *(item.step for item in (*replayed.dropped, *replayed.odd))]
     )
     place = np.searchsorted(recorded, steps)
-    known = (np.diff(steps) == np.diff(place)) & (period_ns > 0)
-    return known, known & (np.diff(steps) == 1)
+    measurable = (np.diff(steps) == np.diff(place)) & (period_ns > 0)
+    return measurable, measurable & (np.diff(steps) == 1)

@@ -146,7 +146,7 @@ class Thresholds:
 
     slow: float = 0.05  # excess over earlier sessions from which a worker is slower
     workers: float = 0.9  # share of slower workers from which all count as slower
-    known: float = 0.5  # lowest share of workers on the same machines
+    same_machines: float = 0.5  # lowest share of workers on the same machines
     # Number of the fastest sessions that set the reference level, if the job has this number: one
     # or two sessions may have been fast by accident.
     sessions: int = 3
@@ -234,12 +234,14 @@ def against_past(
     if not like:
         return None
     ratios = np.array([_ratio(now, session.computing) for session in like])
-    known = ~np.isnan(ratios).all(axis=(1, 2))
-    known[known] = np.mean(~np.isnan(ratios[known]), axis=(1, 2)) >= THRESHOLDS.known
-    if not known.any():
+    has_workers = ~np.isnan(ratios).all(axis=(1, 2))
+    has_workers[has_workers] = (
+        np.mean(~np.isnan(ratios[has_workers]), axis=(1, 2)) >= THRESHOLDS.same_machines
+    )
+    if not has_workers.any():
         return None
-    like = [session for session, usable in zip(like, known.tolist(), strict=True) if usable]
-    ratios = ratios[known]
+    like = [session for session, usable in zip(like, has_workers.tolist(), strict=True) if usable]
+    ratios = ratios[has_workers]
     slow = _slow_transfers(now, like)
     levels = np.nanmedian(ratios, axis=(1, 2))
     # A ratio is the time now ÷ the earlier time: the largest ratios belong to the fastest sessions.

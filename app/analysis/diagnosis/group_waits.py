@@ -327,8 +327,8 @@ def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.
 def _ring_waits(observation: Observation) -> Iterator[Waits]:
     trace, layout = observation.trace, observation.layout
     rows, own_ns = own_compute_times(trace)
-    known = np.isin(trace.step[rows], layout.steps)
-    rows, own_ns = rows[known], own_ns[known]
+    in_analyzed = np.isin(trace.step[rows], layout.steps)
+    rows, own_ns = rows[in_analyzed], own_ns[in_analyzed]
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
     order = np.lexsort([key[rows] for key in keys])
     rows, own_ns = rows[order], own_ns[order]

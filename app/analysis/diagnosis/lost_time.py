@@ -115,7 +115,7 @@ def one_or_all(count: int) -> list[frozenset[int]]:
     """Return sets of findings to remove: none, all, each one alone, and all except each one."""
     everything = frozenset(range(count))
     each = [frozenset({number}) for number in range(count)]
-    return [frozenset(), everything, *each, *(everything - one for one in each)]
+    return [frozenset(), everything, *each, *(everything - single for single in each)]
 
 
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:

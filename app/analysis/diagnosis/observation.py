@@ -200,8 +200,8 @@ class Observation(Memoized):
         rows = []
         for stage in stages:
             mine = layout.of(name, stage)
-            known = nodes.mb[mine] != ABSENT
-            microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))
+            has_microbatch = nodes.mb[mine] != ABSENT
+            microbatch = np.where(has_microbatch, nodes.mb[mine], np.arange(len(mine)))
             rows.append(mine[np.lexsort((microbatch, nodes.mc[mine]))])
         table = np.array(rows, dtype=np.int64)
         if not table.size:

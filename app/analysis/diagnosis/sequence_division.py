@@ -137,10 +137,10 @@ def _by_kind(
         many = np.bincount(steps[mine], minlength=len(layout.steps))
         part_ns[mine] = observation.recorded_ns[node][steps[mine], dp] / many[steps[mine]]
     takes_ns = part_ns[:, None] - (waits.duration_ns - waits.duration_ns.min(axis=1, keepdims=True))
-    known = (takes_ns > 0).all(axis=1)
+    complete = (takes_ns > 0).all(axis=1)
     kinds = np.stack([layout.nodes.op[nodes], place], axis=1)
-    for op, nth in np.unique(kinds[known], axis=0).tolist():
-        yield (op, nth), takes_ns[known & (kinds == (op, nth)).all(axis=1)]
+    for op, nth in np.unique(kinds[complete], axis=0).tolist():
+        yield (op, nth), takes_ns[complete & (kinds == (op, nth)).all(axis=1)]
 
 
 def _place_in_turn(keys: IntArray) -> IntArray:

@@ -206,11 +206,11 @@ def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray
     return replace(finding, evidence=evidence, doubt=doubt)
 
 
-def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
+def _as_before(reason: StageOrWorker, past: Past) -> StageOrWorker:
     """Return a heavy stage with less doubt, if it took as long in an earlier session."""
-    heavy = found.heavy
+    heavy = reason.heavy
     if heavy is None or heavy.doubt is None or heavy.where.stage is None:
-        return found
+        return reason
     line = Evidence(
         f"Against the other stages it took as long in session {past.number}: no worker has become "
         "slow since",

@@ -37,7 +37,7 @@ def recorded_delays(signs: Signs, name: str) -> ByNode:
     return _delays(signs.observation, operations) if len(operations) else {}
 
 
-def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
+def with_recorded(signs: Signs, name: str, finding: Finding | None) -> Finding | None:
     """Return a finding with the launch delays during recorded operations of a type added.
 
     Parameters
@@ -49,7 +49,7 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
     """
     recorded = recorded_delays(signs, name)
     if not recorded:
-        return found
+        return finding
     every = np.max(np.stack(list(recorded.values())), axis=0)
     layout = signs.observation.layout
     by_rank = every.sum(axis=0)
@@ -68,16 +68,16 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
         StepView(step=int(layout.steps[int(by_step.argmax())])),
     )
     late_ns = dict(recorded)
-    if found is None:
+    if finding is None:
         where = Where(dp=ranks[0]) if len(ranks) == 1 < layout.dp else Where()
-        found = Finding(Change(), (), where)
+        finding = Finding(Change(), (), where)
     else:
-        late_ns = summed([found.launches.late_ns, recorded])
+        late_ns = summed([finding.launches.late_ns, recorded])
     return replace(
-        found,
+        finding,
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
-        evidence=(*found.evidence, line),
-        launches=replace(found.launches, late_ns=late_ns),
+        evidence=(*finding.evidence, line),
+        launches=replace(finding.launches, late_ns=late_ns),
     )
 
 
@@ -260,11 +260,11 @@ def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
     """Return the words for the length of lost gaps, the steps after them, and the interval."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
-    known = gaps.turns.known
-    if struck.sum() > known.sum() / 2:
+    has_gap = gaps.turns.known
+    if struck.sum() > has_gap.sum() / 2:
         return f"{mean} before each step"
     steps = gaps.turns.steps
-    apart = interval(steps[known], struck[known])
+    apart = interval(steps[has_gap], struck[has_gap])
     often = f", every {apart} steps" if apart and struck.sum() >= FEWEST else ""
     each = "" if struck.sum() == 1 else " each time"
     return f"{mean}{each} before {listed(steps[struck].tolist())}{often}"
@@ -294,8 +294,8 @@ class _Guess:
 def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
     """Return the likeliest reason of the empty gaps before the struck steps."""
     turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
-    known = turns.known
-    others = known & ~struck
+    has_gap = turns.known
+    others = has_gap & ~struck
     gap, collected = float(np.median(gap_ns)), gaps.collected_ns
     collecting = float(np.median(collected[struck]))
     if collecting >= THRESHOLDS.collecting * gap and (
@@ -314,7 +314,7 @@ def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
         return _Guess(text, THRESHOLDS.one_by_one)
     saved = "Likeliest a checkpoint or an evaluation"
     alike = float(np.std(gap_ns)) <= THRESHOLDS.alike * float(np.mean(gap_ns))
-    if interval(turns.steps[known], struck[known]) and alike and struck.sum() >= FEWEST:
+    if interval(turns.steps[has_gap], struck[has_gap]) and alike and struck.sum() >= FEWEST:
         text = f"{saved}: as long each time, evenly, and all workers go on together"
         return _Guess(text, THRESHOLDS.periodic)
     if struck.sum() == 1:

@@ -187,8 +187,8 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
         named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
         reference = without_causes(named)
         return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}{unsaid}", "slow")
-    known = bool(causes) and causes[0].cause != UNKNOWN
-    why = f"because {_why(job, causes)}" if known else _for_no_one_place(job)
+    is_named = bool(causes) and causes[0].cause != UNKNOWN
+    why = f"because {_why(job, causes)}" if is_named else _for_no_one_place(job)
     return Verdict(f"{shown} slower than ideal {why}", "slow")
 
 

@@ -134,7 +134,7 @@ def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
     for rank, state in sorted(job.ranks.items()):
         if state.stack:
             folded.setdefault((rank in blamed, state.stack), []).append(rank)
-    ordered = sorted(folded.items(), key=lambda one: (not one[0][0], -len(one[1]), one[1]))
+    ordered = sorted(folded.items(), key=lambda item: (not item[0][0], -len(item[1]), item[1]))
     return tuple(
         FoldedStack(tuple(ranks), frames, stuck=stuck) for (stuck, frames), ranks in ordered
     )
@@ -195,7 +195,7 @@ def _largest(
     column: Sequence[tuple[str, Sequence[int]]],
 ) -> Sequence[tuple[str, tuple[int, ...]]]:
     """Return the largest boxes of a column, and the other boxes merged into one box."""
-    ordered = sorted(column, key=lambda one: (-len(one[1]), one[0]))
+    ordered = sorted(column, key=lambda item: (-len(item[1]), item[0]))
     kept = [(what, tuple(sorted(ranks))) for what, ranks in ordered[: _MOST_BOXES - 1]]
     rest = ordered[_MOST_BOXES - 1 :]
     if len(rest) > 1:

@@ -144,15 +144,15 @@ def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
     which, microbatch = np.unique(numbers, return_inverse=True)
     if which[0] == ABSENT:
         return None
-    found = [
+    by_step = [
         _validated_batch(given.get(str(step)), layout.dp, which.tolist()) for step in layout.steps
     ]
-    steps = [step for step, batch in enumerate(found) if batch is not None]
+    steps = [step for step, batch in enumerate(by_step) if batch is not None]
     if len(steps) < _FEWEST:
         return None
-    count = sum(len(mb) for batch in found for rank in batch or () for mb in rank)
+    count = sum(len(mb) for batch in by_step for rank in batch or () for mb in rank)
     steps = steps[:: -(-count // _MOST_SEQUENCES)]
-    batches = [batch for step in steps if (batch := found[step]) is not None]
+    batches = [batch for step in steps if (batch := by_step[step]) is not None]
     return _KnownLengths(observation, np.array(steps), batches, microbatch)
 
 

@@ -302,8 +302,8 @@ def oobleck_templates(
     if folding.nodes > problem.layers:
         return ()
     division = _divide(problem, spec, budget)
-    found = (_template(division, stages) for stages in division.stage_counts())
-    return tuple(template for template in found if template is not None)
+    templates = (_template(division, stages) for stages in division.stage_counts())
+    return tuple(template for template in templates if template is not None)
 
 
 def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:

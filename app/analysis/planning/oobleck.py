@@ -280,18 +280,24 @@ def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain 
                         row_a = offsets[a] - fewest[a]
                         row_b = offsets[b] - fewest[b] + stages
                         for left in range(begin, end + 1):
-                            one, two = row_a + left, row_b - left
-                            total = table[_TOTAL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            first_part, second_part = row_a + left, row_b - left
+                            total = (
+                                table[_TOTAL, u, cut, first_part]
+                                + table[_TOTAL, cut, v, second_part]
+                            )
                             if total >= best:
                                 continue  # also where one part has no template
-                            slowest = table[_SLOWEST, cut, v, two]
-                            if table[_SLOWEST, u, cut, one] > slowest:
-                                slowest = table[_SLOWEST, u, cut, one]
-                                position = table[_POSITION, u, cut, one]
-                                tail = table[_TAIL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            slowest = table[_SLOWEST, cut, v, second_part]
+                            if table[_SLOWEST, u, cut, first_part] > slowest:
+                                slowest = table[_SLOWEST, u, cut, first_part]
+                                position = table[_POSITION, u, cut, first_part]
+                                tail = (
+                                    table[_TAIL, u, cut, first_part]
+                                    + table[_TOTAL, cut, v, second_part]
+                                )
                             else:
-                                position = table[_POSITION, cut, v, two] + left
-                                tail = table[_TAIL, cut, v, two]
+                                position = table[_POSITION, cut, v, second_part] + left
+                                tail = table[_TAIL, cut, v, second_part]
                             if standard:
                                 value = total + (microbatches - 1) * slowest
                             else:

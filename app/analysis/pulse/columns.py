@@ -148,12 +148,14 @@ def usable(
     damaged : bool[rows], optional
         Rows with a value that is not a number.
     """
-    known = {name: there for name, (_, there) in columns.items()}
+    present = {name: there for name, (_, there) in columns.items()}
     if damaged is None:
         damaged = np.zeros(len(phase), np.bool_)
-    is_beat = (phase != NO_BEAT) & ~known["step_ns"] & ~known["compute_ns"]
-    keyed = np.logical_and.reduce([known[name] for name in ("attempt", "step", "rank", "time_ns")])
-    whole = np.logical_and.reduce([known[name] for name in (*KEYS, *MEASURES[:-1])])
+    is_beat = (phase != NO_BEAT) & ~present["step_ns"] & ~present["compute_ns"]
+    keyed = np.logical_and.reduce(
+        [present[name] for name in ("attempt", "step", "rank", "time_ns")]
+    )
+    whole = np.logical_and.reduce([present[name] for name in (*KEYS, *MEASURES[:-1])])
     good = ~damaged & keyed & (is_beat | whole)
     for code, rows in ((NAN, damaged), (NULL, ~damaged & ~good)):
         number = int(np.count_nonzero(rows))
@@ -161,9 +163,9 @@ def usable(
             counts[code] += number
     values = {name: value for name, (value, _) in columns.items()}
     for name in ("dp_rank", "pp_rank"):
-        values[name] = _or(values[name], known[name], -1)
+        values[name] = _or(values[name], present[name], -1)
     for name in MEASURES:
-        values[name] = _or(values[name], known[name] & ~is_beat, 0)
+        values[name] = _or(values[name], present[name] & ~is_beat, 0)
     kept = Pulses(**values, phase=_or(phase, is_beat, NO_BEAT), phases=phases)
     return kept.take(good)
 

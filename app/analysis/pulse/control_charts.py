@@ -163,8 +163,8 @@ class Charts:
 
     def is_noticed(self) -> Int64:
         """Return the subjects that became slow, as indices, sorted by descending score."""
-        found = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
-        return found[np.argsort(-self.score[found], kind="stable")]
+        subjects = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
+        return subjects[np.argsort(-self.score[subjects], kind="stable")]
 
     def has_spells(self) -> Int64:
         """Return the subjects whose score shows spells, as indices."""
@@ -232,9 +232,9 @@ class Charts:
         if not enough.any():
             return
         with np.errstate(invalid="ignore"):
-            one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
+            variance = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
             # Clip hiccups, since the rate of hiccups is modelled separately from the variance.
-            bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
+            bound = np.fmax(_HICCUP * np.sqrt(variance), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)
             clipped[~there] = 0.0
             number = there.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
@@ -246,7 +246,7 @@ class Charts:
         # medians.
         far = (middle - self.middle) ** 2 / 2
         far = np.where(np.isnan(far), 2 * block / len(values), far)
-        for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
+        for kept, new in ((self.one_step, variance), (self.blocks, block), (self.stretches, far)):
             first = enough & np.isnan(kept)
             kept[first] = new[first]
             old = enough & ~first & ~np.isnan(new)
@@ -275,17 +275,17 @@ class Charts:
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
-        one, block, stretch = _shared(
+        step, block, stretch = _shared(
             np.stack([self.one_step, self.blocks, self.stretches]), subjects
         )
-        self.deviation = np.sqrt(one)
+        self.deviation = np.sqrt(step)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
         # Autocorrelation within a block: 0 for independent steps, 1 for constant deviations.
-        known = np.fmax(one, _LEAST_DEVIATION**2)
-        memory = np.clip((block / known - 1) / (_BLOCK - 1), 0, 1)
+        single = np.fmax(step, _LEAST_DEVIATION**2)
+        memory = np.clip((block / single - 1) / (_BLOCK - 1), 0, 1)
         long = block * (1 + _LONG_MEMORY * memory**2)
-        self.variance = _HEAVY_TAILS * np.fmax(known, long)
+        self.variance = _HEAVY_TAILS * np.fmax(single, long)
         again = (self.followed + _PRIOR_FOLLOWED) / (self.hiccups + _PRIOR_HICCUPS)
         rare = -np.log(self.hiccup_share())
         # A step adds at most the mean negative log-probability of a step in three successive

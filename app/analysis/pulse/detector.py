@@ -64,8 +64,8 @@ class Watch:
         if not len(self.ranks):
             at = np.arange(0)
         self.expected.grow(before, after)
-        known = at if len(self.ranks) else np.arange(len(self.charts.score))
-        self.charts.grow(known, number)
+        columns = at if len(self.ranks) else np.arange(len(self.charts.score))
+        self.charts.grow(columns, number)
         width = self.history.values.shape[1]
         self.history.grow(
             {
@@ -115,7 +115,7 @@ class Watch:
         residuals.values[first] = np.nan
         usual = self.expected.usual_step_ns, self.expected.rest_ns
         stalls.look(steps, usual[0], usual[0] - usual[1], self.usual_parts_ns, first)
-        known = len(self.history.numbers)
+        kept = len(self.history.numbers)
         self.history.add(steps.steps, steps.closed_ns, residuals, measured.stretch)
         at, values = 0, residuals.values
         while at < len(values):
@@ -126,7 +126,7 @@ class Watch:
                 break
             self.charts.take(run, int(crossings[0]))
             at += int(crossings[0]) + 1
-            self.tracker.judge(self._view(subjects, ledger, hosts, known + at))
+            self.tracker.judge(self._view(subjects, ledger, hosts, kept + at))
         self.history.trim()
 
     def _learn(self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str]) -> None:

@@ -117,8 +117,8 @@ class Expected:
     def measured(self, steps: Steps) -> Measured:
         """Return the measurements of steps, with the logarithm of tokens to the usual number."""
         tokens = steps.measures["tokens"]
-        known: Bool = (tokens > 0) | np.isnan(tokens)
-        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
+        has_tokens: Bool = (tokens > 0) | np.isnan(tokens)
+        whole = has_tokens.all(axis=1) & (tokens > 0).any(axis=1)
         if not whole.any():
             return Measured.of(steps, np.zeros_like(tokens))
         if np.isnan(self.tokens):
@@ -225,12 +225,12 @@ class Expected:
         """
         ranks = subjects.of_ranks
         moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
-        known = median_of(steps.tokens[steps.tokens > 0])
-        same = bool(abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS)
+        tokens = median_of(steps.tokens[steps.tokens > 0])
+        same = bool(abs(np.log(tokens / self.usual_tokens)) < _SAME_TOKENS)
         against = middle[subjects.of_stages]
         self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
         if not same:
-            self.usual_tokens = known
+            self.usual_tokens = tokens
         step, longest = steps.step_ns, steps.longest_ns
         good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
         if not good.any():
@@ -247,8 +247,8 @@ class Expected:
 
     def _learn_offsets(self, values: Float64, middle: Float64, quiet: Bool) -> Float64:
         enough = (~np.isnan(values)).sum(axis=0) >= len(values) // 2
-        known = enough & ~np.isnan(middle)
-        new = np.isnan(self.first_offset) & known
+        measured = enough & ~np.isnan(middle)
+        new = np.isnan(self.first_offset) & measured
         moved = np.zeros_like(self.offset)
         if new.any():
             seen = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
@@ -259,7 +259,7 @@ class Expected:
             self.first_offset[new] = np.clip(middle[new], -limit, limit)
             moved[new] = self.first_offset[new] - self.offset[new]
             self.offset[new] = self.first_offset[new]
-        old = ~new & quiet & known
+        old = ~new & quiet & measured
         first, offset = self.first_offset[old], self.offset[old]
         step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
         # A baseline may become shorter without limit, because a rank may become faster for good.
@@ -486,8 +486,12 @@ class Trend:
         Slope or None
             The growth after the best bend; None of fewer than four points, or without growth.
         """
-        known = ~np.isnan(self.values[:, subject])
-        values, ends, steps = self.values[known, subject], self.ends_ns[known], self.steps[known]
+        present = ~np.isnan(self.values[:, subject])
+        values, ends, steps = (
+            self.values[present, subject],
+            self.ends_ns[present],
+            self.steps[present],
+        )
         if len(values) < 4:  # noqa: PLR2004
             return None
         days = (ends - ends[0]) / _DAY_NS

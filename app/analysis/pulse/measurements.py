@@ -78,13 +78,13 @@ class Measured:
         collecting = measures["gc_ns"]
         parts = [median_of_rows(measures[name]) for name in _PARTS]
         more = np.maximum(collecting - parts[-1][:, None], 0)
-        known = np.isnan(tokens) | (tokens > 0)
+        has_tokens = np.isnan(tokens) | (tokens > 0)
         return cls(
             steps,
             ~np.isnan(measures["step_ns"]),
             np.log(np.where(own > 0, own, np.nan)),
             lengths,
-            middle if known.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
+            middle if has_tokens.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
             Stretch(
                 median_of_rows(measures["step_ns"]),
                 np.fmax.reduce(own + more, axis=1),

@@ -170,11 +170,11 @@ class Places:
         if not len(self.ranks):
             nowhere = np.full(len(ranks), UNKNOWN)
             return Places(ranks, nowhere, nowhere, ())
-        known = self.ranks[at] == ranks
+        has_place = self.ranks[at] == ranks
         return Places(
             ranks,
-            np.where(known, self.stages[at], UNKNOWN),
-            np.where(known, self.host_of[at], UNKNOWN),
+            np.where(has_place, self.stages[at], UNKNOWN),
+            np.where(has_place, self.host_of[at], UNKNOWN),
             self.hosts,
         )
 

@@ -74,8 +74,8 @@ class Sums:
         ratio, excess_ns = _against_peers(computing, steps.pp_ranks)
         lost_ns = np.minimum(excess_ns, median_ns) * np.count_nonzero(there, axis=1)
         present = there.any(axis=0)
-        known = ~np.isnan(ratio)
-        thousandths = np.rint(np.where(known, ratio, 0.0).sum(axis=0) * THOUSAND)
+        compared = ~np.isnan(ratio)
+        thousandths = np.rint(np.where(compared, ratio, 0.0).sum(axis=0) * THOUSAND)
         order = np.argsort(steps.ranks[present], kind="stable")
         # All ranks of a replica process the same tokens, so that these are counted once, by the
         # largest number that a rank of the replica sent.
@@ -94,7 +94,7 @@ class Sums:
             rank_ns=int(np.nansum(step_ns)),
             ranks=steps.ranks[present][order],
             ratios=thousandths.astype(np.int64)[present][order],
-            counted=np.count_nonzero(known, axis=0).astype(np.int64)[present][order],
+            counted=np.count_nonzero(compared, axis=0).astype(np.int64)[present][order],
             step_classes=step_classes,
             step_counts=step_counts,
             compute_classes=compute_classes,

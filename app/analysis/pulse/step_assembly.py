@@ -28,7 +28,7 @@ from app.analysis.pulse.columns import (
 )
 
 
-def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
+def highest_before(values: Int64, whose: Int64, earlier: Int64) -> Int64:
     """Return for each row the highest value in earlier rows of the same rank.
 
     Parameters
@@ -39,8 +39,8 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     known : int64[ranks]
         Highest value of each rank before these rows.
     """
-    levels, level = np.unique(np.concatenate([known, values]), return_inverse=True)
-    base, own = level[: len(known)], level[len(known) :]
+    levels, level = np.unique(np.concatenate([earlier, values]), return_inverse=True)
+    base, own = level[: len(earlier)], level[len(earlier) :]
     # An offset by rank lifts each rank's values above those of all ranks before it, so that one
     # running maximum serves all ranks.
     lift = whose * len(levels)
@@ -356,11 +356,11 @@ class StepAssembler:
         at = np.searchsorted(every, self.steps)
         shape = (len(every), len(self.ranks))
         order = np.full(shape, -1, np.int64)
-        ended, known = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        ended, arrived = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         values = np.full((len(MEASURES), *shape), np.nan)
         first = np.full(len(every), -1, np.int64)
         order[at], ended[at], first[at] = self.order, self.ended_ns, self.first_ns
-        known[at], self.known_ns = self.known_ns, known
+        arrived[at], self.known_ns = self.known_ns, arrived
         values[:, at] = self.values
         self.steps, self.order, self.ended_ns, self.values = every, order, ended, values
         self.first_ns = first

@@ -353,7 +353,7 @@ class SessionVerdict:
 
 def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     """Return the verdict of a report; the session sent `metadata`."""
-    known, waste = report.has_verdict, report.known_waste
+    has_verdict, waste = report.has_verdict, report.known_waste
     trusted = report.fidelity.verdict
     best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
     lost_by_cause: dict[str, float] = {}
@@ -371,14 +371,14 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         sizes=report.sizes,
         discrepancy=report.fidelity.discrepancy,
         headline=Slowdown(shown.slowdown, shown.ci95, report.lost_gpu_hours, shown.kind)
-        if known
+        if has_verdict
         else None,
         published=Slowdown(
             report.slowdown, report.slowdown_ci95, report.gpu_hours_lost, HeadlineKind.PUBLISHED
         )
         if trusted
         else None,
-        step_time_s=statistics.median(report.step_times.recorded) if known else None,
+        step_time_s=statistics.median(report.step_times.recorded) if has_verdict else None,
         measured_s=None if waste is None else measured_s,
         causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
         lost_by_cause=lost_by_cause,
@@ -395,9 +395,9 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         else VerdictFix(best.title, best.predicted_gain, best.predicted_step_time, best.at_most),
         measures=measures_of(report, metadata),
         withheld=None
-        if known or waste is None
+        if has_verdict or waste is None
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
-        steps_s=_picked(report.step_times.recorded) if known else (),
+        steps_s=_picked(report.step_times.recorded) if has_verdict else (),
         computing=report.computing,
         shares=shares,
         lost_between=None

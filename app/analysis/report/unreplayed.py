@@ -217,12 +217,12 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
 def without_slowdown(report: Report) -> Report:
     """Return a report of whole steps, without the results that need a replay of operations."""
     breakdown = report.breakdown
-    known = ""
+    summary = ""
     if report.arrivals is not None:
-        known = f"{report.arrivals.words}. "
+        summary = f"{report.arrivals.words}. "
     elif breakdown is not None and breakdown.step_s > 0:
         # A damaged recording may contain only steps of no duration.
-        known = f"{_breakdown_in_words(breakdown)}. "
+        summary = f"{_breakdown_in_words(breakdown)}. "
     return replace(
         report,
         fidelity=replace(report.fidelity, adaptations=(), late_launches=(), replayed=False),
@@ -231,7 +231,7 @@ def without_slowdown(report: Report) -> Report:
         recommendations=(),
         budget=None,
         computing=None,
-        verdict=Verdict(f"{known}{report.verdict.sentence}", report.verdict.level),
+        verdict=Verdict(f"{summary}{report.verdict.sentence}", report.verdict.level),
     )
 
 

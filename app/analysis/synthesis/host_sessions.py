@@ -128,17 +128,19 @@ def _faults(job: HostJob) -> tuple[tuple[str, ...], tuple[Worker, ...], int | No
 
 
 def _dials(job: HostJob) -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = [
+    faults: list[dict[str, Any]] = [
         {"cause": "computations", "worker": list(worker), "factor": factor}
         for worker, factor in job.factors.items()
     ]
-    found += [
+    faults += [
         {"cause": "network", "worker": list(worker), "factor": factor}
         for worker, factor in job.links.items()
     ]
     if job.pauses:
-        found.append({"cause": "garbage_collection", "pause_ns": job.pause_ns, "share": job.pauses})
-    return tuple(found)
+        faults.append(
+            {"cause": "garbage_collection", "pause_ns": job.pause_ns, "share": job.pauses}
+        )
+    return tuple(faults)
 
 
 _FACTOR: Final = 1.8

@@ -313,9 +313,9 @@ def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
     step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
     if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):
         return 0.0
-    known = gaps.turns.known
-    recorded_ns = np.sum([np.zeros(len(known)), *gaps.recorded_ns.values()], axis=0)
-    empty_ns = step_gap_ns - float(np.median(recorded_ns[known]))
+    has_gap = gaps.turns.known
+    recorded_ns = np.sum([np.zeros(len(has_gap)), *gaps.recorded_ns.values()], axis=0)
+    empty_ns = step_gap_ns - float(np.median(recorded_ns[has_gap]))
     longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
     return min(max(empty_ns, 0.0), longest_ns)
 

@@ -249,13 +249,13 @@ class _Search:
         while len(self._tried) < _MOST_RUNS:
             self._hill_climb()
             below = (1 - EQUAL) * self._best()[0]
-            found = self._most_promising(below)
-            if found is None:
+            promising = self._most_promising(below)
+            if promising is None:
                 proven = self._nodes > 0
                 break
-            if found.tobytes() in self._tried:
+            if promising.tobytes() in self._tried:
                 break
-            self._run(found)
+            self._run(promising)
         order = sorted(self._tried.values(), key=lambda item: (item[0], *item[1].tolist()))
         return RankedDivisions(tuple(order), proven)
 
@@ -270,8 +270,8 @@ class _Search:
 
     def _add(self, chain: Chain) -> None:
         key = chain.passes.tobytes() + np.round(chain.by_layer_ns).tobytes()
-        known = self._chains.get(key)
-        if known is None or known.fixed_ns < chain.fixed_ns:
+        previous = self._chains.get(key)
+        if previous is None or previous.fixed_ns < chain.fixed_ns:
             self._chains[key] = chain
 
     def _rows(self) -> ChainPrices:
@@ -342,9 +342,9 @@ class _Search:
             return None
         most = largest_chunks(rows, self._room, rest, below_ns)
         branch = _BranchAndBound(rows, rest, most, self._room, below_ns, self._nodes)
-        found = branch.best()
+        layers = branch.best()
         self._nodes = branch.nodes
-        return found
+        return layers
 
 
 class _BranchAndBound:

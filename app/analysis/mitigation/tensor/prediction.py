@@ -385,5 +385,5 @@ def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) ->
 def places(sizes: Sequence[Sizes], *, once: bool) -> tuple[Place, ...]:
     """Return the layers that have their own units; empty unless all layers have their own units."""
     layers = shed_by(sizes, once=once)
-    known = [Place(item.units, item.share) for item in layers if item.units is not None]
-    return tuple(known) if len(known) == len(layers) else ()
+    with_units = [Place(item.units, item.share) for item in layers if item.units is not None]
+    return tuple(with_units) if len(with_units) == len(layers) else ()

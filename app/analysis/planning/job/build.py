@@ -38,9 +38,9 @@ _S_PER_HOUR: Final = 3600
 _MS: Final = 1e3
 
 
-def job_document(found: FoundJob) -> JobDocument:
+def job_document(found_job: FoundJob) -> JobDocument:
     """Return the document of a plan."""
-    plan = found.plan
+    plan = found_job.plan
     space, spec = plan.space, plan.space.spec
     times = times_of(plan)
     seconds = times.simulated / _MS
@@ -67,10 +67,10 @@ def job_document(found: FoundJob) -> JobDocument:
         model_flops_utilization=flops / (seconds * peak),
         gpu_hours_per_billion_tokens=hours * spec.gpus,
         cost_per_billion_tokens=cost,
-        optimal=found.optimal,
-        lower_bound_ms=found.lower_bound_ps / PS_PER_MS,
-        gap=found.gap,
-        planning_time_s=found.planning_time_s,
+        optimal=found_job.optimal,
+        lower_bound_ms=found_job.lower_bound_ps / PS_PER_MS,
+        gap=found_job.gap,
+        planning_time_s=found_job.planning_time_s,
         global_batch=spec.global_batch,
         sequence=spec.transformer.sequence,
         layers=space.layers,
@@ -93,8 +93,8 @@ def job_document(found: FoundJob) -> JobDocument:
         ),
         time=_time_shares(plan),
         idle=_unused_devices(plan),
-        alternatives=tuple(_alternative(other, plan) for other in found.alternatives),
-        comparison={name: _simpler(other, plan) for name, other in found.comparison.items()},
+        alternatives=tuple(_alternative(other, plan) for other in found_job.alternatives),
+        comparison={name: _simpler(other, plan) for name, other in found_job.comparison.items()},
         after_losses=tuple(_after(loss, plan) for loss in after_losses(plan)),
         flags=framework_flags(plan),
         as_it_runs=_as_it_runs(spec, times),

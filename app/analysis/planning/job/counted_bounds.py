@@ -62,7 +62,7 @@ class PipelineTables(NamedTuple):
     fastest stages are filled first, which gives the least sum of stage times ΣC.
     """
 
-    here: int
+    node_stages: int
     caps: IntArray  # (caps,): limits of a stage's time, ascending, ps
     inner: IntArray  # (caps, types): most blocks of an inner stage
     first: IntArray  # (caps, types): most blocks of the first stage
@@ -90,12 +90,12 @@ class Model(NamedTuple):
     fixed: int  # fixed number of stages; 0 without one
 
 
-def vectors(space: Space, here: int) -> int:
+def vectors(space: Space, node_stages: int) -> int:
     """Return the number of node vectors that can form a pipeline."""
     counts = np.ones(1, dtype=np.int64)
     for device in space.spec.devices:
         counts = np.convolve(counts, np.ones(device.nodes + 1, dtype=np.int64))
-        counts = counts[: space.layers // here + 1]
+        counts = counts[: space.layers // node_stages + 1]
     return int(counts.sum())
 
 
@@ -116,7 +116,7 @@ def model_of(space: Space) -> Model:
     )
 
 
-def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> PipelineTables:
+def pipeline_tables(space: Space, node_stages: int, dp_counts: tuple[int, ...]) -> PipelineTables:
     """Return the tables of the pipelines with `node_stages` stages per node.
 
     Parameters
@@ -127,10 +127,10 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
     """
     arrays, layers, spec = space.arrays, space.layers, space.spec
     between, inside = arrays.between, arrays.inside
-    middle = {1: 2 * between, 2: inside + between}.get(here, 2 * inside)
-    edge = between if here == 1 else inside
+    middle = {1: 2 * between, 2: inside + between}.get(node_stages, 2 * inside)
+    edge = between if node_stages == 1 else inside
     extras = [
-        np.minimum(middle, inside + between) if here > 1 else middle,
+        np.minimum(middle, inside + between) if node_stages > 1 else middle,
         edge + arrays.embedding,
         edge + arrays.head,
         arrays.embedding + arrays.head,
@@ -159,15 +159,15 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
     whole = layers * arrays.block_parameters + 2 * arrays.table_parameters
     tails = np.zeros((len(between), longest + 1), dtype=np.int64)
     for kind, device in enumerate(spec.devices):
-        for stages in range(here, longest + 1, here):
-            shared = space.slots // here
+        for stages in range(node_stages, longest + 1, node_stages):
+            shared = space.slots // node_stages
             synchronization, _ = synchronization_ps(
                 spec, device, whole / stages, dp_counts[0], shared
             )
             _, step = synchronization_ps(spec, device, whole / stages, dp_counts[-1], shared)
             tails[kind, stages] = synchronization + step
     return PipelineTables(
-        here,
+        node_stages,
         caps,
         inner,
         first,
@@ -175,7 +175,7 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
         single,
         kept.cumsum(axis=1),
         most[1:],
-        2 * between + 2 * (here - 1) * inside,
+        2 * between + 2 * (node_stages - 1) * inside,
         tails,
         np.argsort(sorted(range(len(between)), key=lambda kind: pace_after(spec.devices[kind]))),
     )
@@ -206,8 +206,8 @@ def least_of(
     slowest = np.zeros(_MOST_COUNTED + 1, dtype=np.int64)
     groups = np.zeros((_MOST_COUNTED + 1, types))
     vector = np.zeros(types, dtype=np.int64)
-    here, layers, count, used = way.here, model.layers, way.caps.shape[0], 0
-    most_nodes = min(layers, way.kept.shape[1] - 1) // here
+    node_stages, layers, count, used = way.node_stages, model.layers, way.caps.shape[0], 0
+    most_nodes = min(layers, way.kept.shape[1] - 1) // node_stages
     while True:
         at = 0
         while at < types and (vector[at] == model.nodes[at] or used == most_nodes):
@@ -218,14 +218,14 @@ def least_of(
             break
         vector[at] += 1
         used += 1
-        stages = used * here
+        stages = used * node_stages
         if model.fixed not in (0, stages):
             continue
         paid, worst, fits = constant, -1, True
         base, quick, free, head = np.int64(0), np.int64(_NONE), np.int64(0), np.int64(_NONE)
         for t in range(types):
             if vector[t]:
-                k = vector[t] * here
+                k = vector[t] * node_stages
                 paid += prices[t] * k
                 fits = fits and way.kept[t, k, 1] == k
                 if worst < 0 or way.rank[t] < way.rank[worst]:
@@ -273,7 +273,7 @@ def least_of(
                     least[place] = total + (need - 1) * way.caps[c]
                     sums[place], slowest[place] = total, way.caps[c]
                     for t in range(types):
-                        groups[place, t] = vector[t] * here
+                        groups[place, t] = vector[t] * node_stages
                 c += 1
     filled = np.flatnonzero(slowest)
     return least[filled], sums[filled], slowest[filled], groups[filled]
@@ -302,10 +302,10 @@ def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
         room, more = 0, 0
         for t in range(vector.shape[0]):
             if vector[t]:
-                one = way.inner[middle, t]
-                room += way.kept[t, vector[t] * way.here, one]
-                more = max(more, way.first[middle, t] - one, way.last[middle, t] - one)
-                more = max(more, way.single[middle, t] - one)
+                inner = way.inner[middle, t]
+                room += way.kept[t, vector[t] * way.node_stages, inner]
+                more = max(more, way.first[middle, t] - inner, way.last[middle, t] - inner)
+                more = max(more, way.single[middle, t] - inner)
         if room + 2 * more >= model.layers:
             high = middle
         else:
@@ -335,25 +335,25 @@ def _fill_time(
     for t in order:
         if not vector[t]:
             break
-        one, k = way.inner[cap, t], vector[t] * way.here
+        inner, k = way.inner[cap, t], vector[t] * way.node_stages
         end = begin - k
         if way.kept[t, begin, 1] - way.kept[t, end, 1] < k:
             return -1
-        here = way.kept[t, begin, one] - way.kept[t, end, one]
+        blocks = way.kept[t, begin, inner] - way.kept[t, end, inner]
         if begin == stages:
             other = min(way.first[cap, t], way.most[1, t, begin])
             if other < 1:
                 return -1
-            here += other - (way.kept[t, begin, one] - way.kept[t, begin - 1, one])
+            blocks += other - (way.kept[t, begin, inner] - way.kept[t, begin - 1, inner])
         if end == 0:
             other = min(way.last[cap, t], way.most[0, t, 1])
             if other < 1:
                 return -1
-            here += other - way.kept[t, 1, one]
-        if here < k:
+            blocks += other - way.kept[t, 1, inner]
+        if blocks < k:
             return -1
-        room[t] = here - k
-        total += here
+        room[t] = blocks - k
+        total += blocks
         begin = end
     if total < layers:
         return -1
@@ -371,7 +371,7 @@ class _KnownPipelines(NamedTuple):
     sums: IntArray  # A
     slowest: IntArray  # m
     groups: FloatArray  # TP groups of each type
-    here: IntArray  # stages in each node
+    node_stages: IntArray  # stages in each node
 
     @classmethod
     def of(cls, lists: list[_KnownPipelines]) -> _KnownPipelines:
@@ -411,36 +411,36 @@ def counted_bound(
         Initial prices: microbatches that a TP group of each type must contribute.
     """
     stages_per_node = [space.slots // replicas for replicas in divisors(space.slots)]
-    if sum(vectors(space, here) for here in stages_per_node) > _MOST_VECTORS:
+    if sum(vectors(space, node_stages) for node_stages in stages_per_node) > _MOST_VECTORS:
         return CountedBound(0, prices)
     tables, model = (
-        [pipeline_tables(space, here, dp_counts) for here in stages_per_node],
+        [pipeline_tables(space, node_stages, dp_counts) for node_stages in stages_per_node],
         model_of(space),
     )
     groups = model.nodes * float(space.slots)
     scale = space.layers * model.block.astype(np.float64)
     bundle = Bundle(scale, target_ps, positive=space.spec.allow_idle)
-    known: list[_KnownPipelines] = []
+    pipelines: list[_KnownPipelines] = []
     best, best_at, goal, high = 0, prices, target_ps, target_ps
     for _ in range(_STEPS):
         rest = space.microbatches - float(prices @ groups)
         number = dp_counts[-1] if rest >= 0 else dp_counts[0]
-        found = [least_of(way, model, prices, rest / number, goal) for way in tables]
-        reached = min([goal, *(int(times.min()) for times, *_ in found if len(times))])
+        fastest = [least_of(way, model, prices, rest / number, goal) for way in tables]
+        reached = min([goal, *(int(times.min()) for times, *_ in fastest if len(times))])
         if reached > best:
             best, best_at = reached, prices
         if best >= target_ps or budget.spent:
             break
         new = [
-            _KnownPipelines(sums, slowest, used, np.full(len(sums), way.here))
-            for way, (_, sums, slowest, used) in zip(tables, found, strict=True)
+            _KnownPipelines(sums, slowest, used, np.full(len(sums), way.node_stages))
+            for way, (_, sums, slowest, used) in zip(tables, fastest, strict=True)
         ]
-        known = [_KnownPipelines.of([*known, *new])]
+        pipelines = [_KnownPipelines.of([*pipelines, *new])]
         while best < high * (1 - _CLOSE):
             goal = (best + high) // 2 if goal <= best else goal
-            done = space.microbatches / number - known[0].done(goal)
-            bundle.offsets = (goal + known[0].slowest * done).tolist()
-            slopes = known[0].slowest[:, None] * (known[0].groups - groups / number)
+            done = space.microbatches / number - pipelines[0].done(goal)
+            bundle.offsets = (goal + pipelines[0].slowest * done).tolist()
+            slopes = pipelines[0].slowest[:, None] * (pipelines[0].groups - groups / number)
             bundle.slopes = list(slopes / bundle.scale)
             prices, promised = _next_prices(bundle, goal, prices)
             if promised > goal:
@@ -450,24 +450,28 @@ def counted_bound(
             break
     rest = space.microbatches - float(best_at @ groups)
     constant = rest / (dp_counts[-1] if rest >= 0 else dp_counts[0])
-    return CountedBound(best, best_at, _best_paying(space, known, best_at, constant, target_ps))
+    return CountedBound(best, best_at, _best_paying(space, pipelines, best_at, constant, target_ps))
 
 
 def _best_paying(
-    space: Space, known: list[_KnownPipelines], prices: FloatArray, constant: float, time_ps: int
+    space: Space,
+    pipelines: list[_KnownPipelines],
+    prices: FloatArray,
+    constant: float,
+    time_ps: int,
 ) -> tuple[tuple[tuple[int, ...], int], ...]:
     """Return the distinct pipelines that complete the most microbatches beyond their price."""
-    if not known:
+    if not pipelines:
         return ()
-    [one] = known
-    short = one.groups @ prices + constant - one.done(time_ps)
-    found: dict[tuple[tuple[int, ...], int], None] = {}
+    [table] = pipelines
+    short = table.groups @ prices + constant - table.done(time_ps)
+    distinct: dict[tuple[tuple[int, ...], int], None] = {}
     for i in np.argsort(short, kind="stable").tolist():
-        nodes = (one.groups[i] / one.here[i]).astype(np.int64).tolist()
-        found[tuple(nodes), space.slots // int(one.here[i])] = None
-        if len(found) == _MOST_WORTHWHILE:
+        nodes = (table.groups[i] / table.node_stages[i]).astype(np.int64).tolist()
+        distinct[tuple(nodes), space.slots // int(table.node_stages[i])] = None
+        if len(distinct) == _MOST_WORTHWHILE:
             break
-    return tuple(found)
+    return tuple(distinct)
 
 
 def _next_prices(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:

@@ -235,9 +235,9 @@ def cover(
                 continue
             rest, inside = state, True
             for t in range(types):
-                here = rest // strides[t]
-                rest -= here * strides[t]
-                if sizes[i, t] > here:
+                nodes = rest // strides[t]
+                rest -= nodes * strides[t]
+                if sizes[i, t] > nodes:
                     inside = False
                     break
             if not inside:

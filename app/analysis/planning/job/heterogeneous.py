@@ -110,8 +110,8 @@ class MixedSearch:
         if final.max() < self.space.microbatches:
             return None
         state = int(final.argmax()) + table.shape[1] - len(final)
-        found = walk(choice, self.sizes[useful], self.replicas[useful], self.shape, self.dp, state)
-        chosen = useful[found].tolist()
+        walked = walk(choice, self.sizes[useful], self.replicas[useful], self.shape, self.dp, state)
+        chosen = useful[walked].tolist()
         return self._plan(chosen, most)
 
     @property
@@ -238,15 +238,15 @@ def near_divisions(space: Space) -> tuple[Division, ...]:
     Nodes that remain after an even division go to the slowest units.
     """
     shape = [device.nodes for device in space.spec.devices]
-    found = []
+    divisions = []
     for kinds in _type_sets(len(shape)):
         for count in _unit_counts(sum(shape[kind] for kind in kinds)):
             parts = _spread_nodes(space, kinds, count)
             for replicas in divisors(space.slots):
                 units = tuple(unit_of(space, part, replicas) for part in parts)
                 if all(is_possible(space, unit) for unit in set(units)):
-                    found.append(Division(_type_mask(kinds), units))
-    return tuple(found)
+                    divisions.append(Division(_type_mask(kinds), units))
+    return tuple(divisions)
 
 
 def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | None:
@@ -259,15 +259,17 @@ def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | N
         number.
     """
     spec = space.spec
-    distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}
+    distinct = {
+        unit: n for n, unit in enumerate({u: 0 for division in divisions for u in division.units})
+    }
     mixed = MixedSearch(space, tuple(distinct), (dp,))
     if not len(mixed.points):
         return None
-    counted = [Counter(distinct[unit] for unit in one.units) for one in divisions]
-    members = np.array([unit for one in counted for unit in one])
-    number = np.array([many for one in counted for many in one.values()])
+    counted = [Counter(distinct[unit] for unit in division.units) for division in divisions]
+    members = np.array([unit for counter in counted for unit in counter])
+    number = np.array([many for counter in counted for many in counter.values()])
     starts = np.cumsum([0, *map(len, counted[:-1])])
-    sets = np.array([one.types for one in divisions])
+    sets = np.array([division.types for division in divisions])
     low, high = 0, mixed.longest_ps
     chosen: list[int] = []
     while low < high * (1 - _CLOSE):

@@ -95,9 +95,9 @@ class LargeNeighborhoodSearch:
             changed = self._destroy_and_repair(worth)
             failed += 1
             if changed and (best is None or worth[self.current].sum() >= self.space.microbatches):
-                found = self._plan()
-                if found is not None and (best is None or found.time_ps < best.time_ps):
-                    best, failed = found, 0
+                plan = self._plan()
+                if plan is not None and (best is None or plan.time_ps < best.time_ps):
+                    best, failed = plan, 0
                     worth = self._worth(int(best.time_ps * (1 - _AIMS[aim])))
             if failed >= _ROUNDS:
                 aim, failed = aim + 1, 0
@@ -165,20 +165,20 @@ class LargeNeighborhoodSearch:
 
 def _small_units(space: Space) -> list[Unit]:
     shape = [device.nodes for device in space.spec.devices]
-    found = []
+    units = []
     for count in (1, 2):
         for kinds in itertools.permutations(range(len(shape)), count):
             ranges = [range(1, min(shape[kind], _MOST_NODES) + 1) for kind in kinds]
             for numbers in itertools.product(*ranges):
-                here = dict(zip(kinds, numbers, strict=True))
-                nodes = tuple(here.get(kind, 0) for kind in range(len(shape)))
-                found += [
+                counts = dict(zip(kinds, numbers, strict=True))
+                nodes = tuple(counts.get(kind, 0) for kind in range(len(shape)))
+                units += [
                     unit
                     for replicas in divisors(space.slots)
                     if space.stages(unit := Unit(nodes, kinds, replicas)) <= space.layers
                     and space.spec.fixed.pp in {None, space.stages(unit)}
                 ]
-    return found
+    return units
 
 
 def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
@@ -187,14 +187,14 @@ def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
     kinds = range(len(shape))
     changes = [{kind: by} for kind in kinds for by in (1, -1)]
     changes += [{more: 1, less: -1} for more, less in itertools.permutations(kinds, 2)]
-    found = []
+    units = []
     for unit in dict.fromkeys(own):
         for change in changes:
             nodes = tuple(number + change.get(kind, 0) for kind, number in enumerate(unit.nodes))
             if all(0 <= number <= most for number, most in zip(nodes, shape, strict=True)):
                 near = unit_of(space, nodes, unit.replicas)
-                found += [near] if is_possible(space, near) else []
-    return found
+                units += [near] if is_possible(space, near) else []
+    return units
 
 
 def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
@@ -275,60 +275,62 @@ def _bisect_ranges(
     serial = itertools.count()
     heap: list[tuple[int, int, _Range]] = []
 
-    def push(bound: int, one: _Range) -> None:
-        heapq.heappush(heap, (bound, next(serial), one))
+    def push(bound: int, range_: _Range) -> None:
+        heapq.heappush(heap, (bound, next(serial), range_))
 
-    for one in itertools.chain.from_iterable(_narrow_ranges(*each[1:]) for each in large):
-        push(min(bounds[one.number][dp] for dp in one.dp_counts), one)
+    for range_ in itertools.chain.from_iterable(_narrow_ranges(*each[1:]) for each in large):
+        push(min(bounds[range_.number][dp] for dp in range_.dp_counts), range_)
     if heap:
         _improve_best(best, _fraction_of(budget, _FIRST_SHARE))
     built: dict[int, list[int]] = {}
     prices: dict[int, NDArray[np.float64]] = {}
     looked = 0
     while heap and heap[0][0] < best.time_ps:
-        bound, _, one = heap[0]
+        bound, _, range_ = heap[0]
         if best.plans and (budget.spent or looked >= _MOST_PRICED):
             return bound
-        before = built.setdefault(one.number, [])
+        before = built.setdefault(range_.number, [])
         heapq.heappop(heap)
-        if one.counted is None:
-            looked += not one.priced
+        if range_.counted is None:
+            looked += not range_.priced
             target_ps = best.time_ps if best.plans else int(bound * _NEAR)
-            one.prices = prices.get(one.number) if one.prices is None else one.prices
-            push(max(bound, _tighten_bound(spaces[one.number], one, target_ps, budget)), one)
-            prices[one.number] = _prices(one)
-        elif len(before) < _MOST_BUILT and _is_unexplored(one.dp_counts, before):
-            before.append(one.dp_counts[len(one.dp_counts) // 2])
-            _build_plan(spaces[one.number], one, bound, best, budget)
-            push(bound, one)
-        elif len(one.dp_counts) == 1:
+            range_.prices = prices.get(range_.number) if range_.prices is None else range_.prices
+            push(
+                max(bound, _tighten_bound(spaces[range_.number], range_, target_ps, budget)), range_
+            )
+            prices[range_.number] = _prices(range_)
+        elif len(before) < _MOST_BUILT and _is_unexplored(range_.dp_counts, before):
+            before.append(range_.dp_counts[len(range_.dp_counts) // 2])
+            _build_plan(spaces[range_.number], range_, bound, best, budget)
+            push(bound, range_)
+        elif len(range_.dp_counts) == 1:
             return bound
         else:
             for half in (
-                one.dp_counts[: len(one.dp_counts) // 2],
-                one.dp_counts[len(one.dp_counts) // 2 :],
+                range_.dp_counts[: len(range_.dp_counts) // 2],
+                range_.dp_counts[len(range_.dp_counts) // 2 :],
             ):
-                least = max(bound, min(bounds[one.number][dp] for dp in half))
-                push(least, _Range(one.number, half, one.prices))
+                least = max(bound, min(bounds[range_.number][dp] for dp in half))
+                push(least, _Range(range_.number, half, range_.prices))
         budget.report_gap(max(best.time_ps / max(heap[0][0], 1) - 1, 0.0))
     return NO_BOUND
 
 
-def _tighten_bound(space: Space, one: _Range, target_ps: int, budget: SearchBudget) -> int:
+def _tighten_bound(space: Space, range_: _Range, target_ps: int, budget: SearchBudget) -> int:
     """Return the next bound of a range, ps: first from prices, then from whole microbatches."""
-    if not one.priced:
-        found = priced_bound(space, one.dp_counts, target_ps, budget, one.prices)
-        one.prices, one.priced = found.prices, True
-        return found.bound_ps
-    one.counted = counted_bound(space, one.dp_counts, target_ps, budget, _prices(one))
-    one.prices = one.counted.prices
-    return one.counted.bound_ps
+    if not range_.priced:
+        priced = priced_bound(space, range_.dp_counts, target_ps, budget, range_.prices)
+        range_.prices, range_.priced = priced.prices, True
+        return priced.bound_ps
+    range_.counted = counted_bound(space, range_.dp_counts, target_ps, budget, _prices(range_))
+    range_.prices = range_.counted.prices
+    return range_.counted.bound_ps
 
 
-def _prices(one: _Range) -> NDArray[np.float64]:
-    if one.prices is None:
-        raise AssertionError(one)  # called for priced ranges only
-    return one.prices
+def _prices(range_: _Range) -> NDArray[np.float64]:
+    if range_.prices is None:
+        raise AssertionError(range_)  # called for priced ranges only
+    return range_.prices
 
 
 def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
@@ -359,8 +361,8 @@ def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
     if first is None or first.space.sizes.interleave > 1:
         return
     space, dp_counts = first.space, (first.dp,)
-    found = priced_bound(space, dp_counts, first.time_ps, budget)
-    counted = counted_bound(space, dp_counts, first.time_ps, budget, found.prices)
+    priced = priced_bound(space, dp_counts, first.time_ps, budget)
+    counted = counted_bound(space, dp_counts, first.time_ps, budget, priced.prices)
     built = LargeNeighborhoodSearch(space, units_of_plan(first), first.dp, counted, seed)
     best.offer(built.best(first.time_ps, budget))
 

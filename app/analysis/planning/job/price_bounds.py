@@ -93,13 +93,13 @@ class Bundle:
 
         for width in (self.target_ps * 1e-2, self.target_ps * 1e-3, self.target_ps * 1e-4):
             for _ in range(_NEWTON):
-                here, share = soft(at, width)
+                smooth, share = soft(at, width)
                 mean = share @ slopes
                 gradient = mean - self.weight * (at - origin)
                 bend = (slopes.T * share) @ slopes - np.outer(mean, mean)
                 step = np.linalg.solve(bend / width + self.weight * np.eye(len(at)), gradient)
                 length = 1.0
-                while length > _EPSILON and soft(at + length * step, width)[0] < here:
+                while length > _EPSILON and soft(at + length * step, width)[0] < smooth:
                     length /= 2
                 if length <= _EPSILON:
                     break
@@ -120,7 +120,7 @@ class PriceBound:
 class _NodeSharing(NamedTuple):
     """Division of each node among several pipelines, with the tails of these pipelines."""
 
-    here: int  # stages of each pipeline in a node
+    node_stages: int  # stages of each pipeline in a node
     tails: FloatArray  # (stages + 1,): synchronization and optimizer by number of stages, ps
 
 
@@ -178,12 +178,12 @@ def priced_bound(
             bundle.weight /= _LOOSER
             continue
         farther = 0
-        found = oracle.least(at, _CLOSE)
-        bundle.add(at, found.value, found.slope)
-        better = found.value > best.value
+        least = oracle.least(at, _CLOSE)
+        bundle.add(at, least.value, least.slope)
+        better = least.value > best.value
         bundle.weight *= 0.5 if better else 1.3
         if better:
-            best, best_at = found, at
+            best, best_at = least, at
     value = oracle.least(best_at, _FINE, _MOST_AT_LAST).value
     never = int(np.iinfo(np.int64).max)
     return PriceBound(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
@@ -227,13 +227,13 @@ class _Oracle:
         heap: list[tuple[float, int, float, float, int, FloatArray]] = []
 
         def look(low: float, high: float, kind: int) -> None:
-            one = self.kinds[kind]
+            sharing = self.kinds[kind]
             value, used = _least_within(
                 low,
                 high,
                 constant,
                 prices,
-                *one,
+                *sharing,
                 arrays,
                 space.static(self.numbers[1]),
                 space.layers,
@@ -259,17 +259,17 @@ class _Oracle:
 
 
 def _node_sharing(space: Space, replicas: int, dp_counts: tuple[int, ...]) -> _NodeSharing:
-    here = space.slots // replicas
+    node_stages = space.slots // replicas
     longest = min(space.layers, space.groups)
     whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
     tails = np.full(longest + 1, np.inf)
-    for stages in range(here, longest + 1, here):
+    for stages in range(node_stages, longest + 1, node_stages):
         tails[stages] = min(
             synchronization_ps(space.spec, device, whole / stages, dp_counts[0], replicas)[0]
             + synchronization_ps(space.spec, device, whole / stages, dp_counts[-1], replicas)[1]
             for device in space.spec.devices
         )
-    return _NodeSharing(here, tails)
+    return _NodeSharing(node_stages, tails)
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -278,7 +278,7 @@ def _least_within(
     high: float,
     constant: float,
     prices: FloatArray,
-    here: int,
+    node_stages: int,
     tails: FloatArray,
     costs: KernelCosts,
     static: float,
@@ -288,8 +288,8 @@ def _least_within(
 ) -> tuple[float, FloatArray]:
     """Return the minimum of A + m·(c + π·k) for m in [low, high], and the minimizer's k.
 
-    Stages are placed from the pipeline's last stage to its first; the `here` stages of a node have
-    the same device type.
+    Stages are placed from the pipeline's last stage to its first; the `node_stages` stages of a
+    node have the same device type.
     """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
@@ -303,7 +303,7 @@ def _least_within(
     paid = prices.min() >= 0  # every further stage increases the value
     for q in range(1, longest + 1):
         flight = min(q, microbatches)
-        ends, begins = (q - 1) % here == 0, q % here == 0  # of a node
+        ends, begins = (q - 1) % node_stages == 0, q % node_stages == 0  # of a node
         cheapest = np.inf
         for t in range(types):
             before[:] = whole if ends else part[t]
@@ -364,7 +364,7 @@ def _least_within(
         used[best_type] += 1
         n, t = layers - best_blocks, best_type
         for q in range(best_stages - 1, 0, -1):
-            if q % here == 0:
+            if q % node_stages == 0:
                 t = chosen[q, n]
             used[t] += 1
             n -= taken[q, t, n]

@@ -20,10 +20,12 @@ def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArra
     extra = stage_extras(space, pipeline)
     stages = pipeline.template.stages
     forward = np.array(
-        [one.blocks * space.costs[one.device].block_forward_ps for one in stages], dtype=np.int64
+        [stage.blocks * space.costs[stage.device].block_forward_ps for stage in stages],
+        dtype=np.int64,
     )
     backward = np.array(
-        [one.blocks * space.costs[one.device].block_backward_ps for one in stages], dtype=np.int64
+        [stage.blocks * space.costs[stage.device].block_backward_ps for stage in stages],
+        dtype=np.int64,
     )
     ahead = extra // 3
     return forward + ahead, backward + extra - ahead

@@ -355,23 +355,23 @@ def _search_mixed(
 def _bisect_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
     """Offer a combination's best plan, by bisection of its time; return its lower bound, ps."""
     if best.plans:
-        found = mixed.plan_within(best.time_ps - 1)
+        plan = mixed.plan_within(best.time_ps - 1)
     else:
         high = 2 * bound
-        while (found := mixed.plan_within(high)) is None and high < NO_BOUND // 8:
+        while (plan := mixed.plan_within(high)) is None and high < NO_BOUND // 8:
             high *= 2
-    if found is None:
+    if plan is None:
         return NO_BOUND
     low = bound
-    while found is not None:
-        best.offer(found)
-        high = found.time_ps
+    while plan is not None:
+        best.offer(plan)
+        high = plan.time_ps
         while low < high:
             if budget.spent:
                 return low
             middle = (low + high) // 2
-            found = mixed.plan_within(middle)
-            if found is not None:
+            plan = mixed.plan_within(middle)
+            if plan is not None:
                 break
             low = middle + 1
         else:
