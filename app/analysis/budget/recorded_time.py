@@ -204,23 +204,6 @@ def windows_of(replayed: Replayed) -> Windows:
     empty_ns = np.append(np.where(joined, np.maximum(period_ns - last_ns[:-1], 0.0), 0.0), 0.0)
     counts = np.append(whole, False)
     between_ns = np.where(counts, empty_ns, 0.0)
-    odd_ns = _odd_ns(replayed, starts_ns, last_ns)
-    return Windows(
-        starts_ns,
-        begins_ns,
-        ends_ns,
-        until_ns - begins_ns + odd_ns[:, None],
-        between_ns,
-        empty_ns - between_ns + odd_ns,
-        float(median(between_ns[counts])) if counts.any() else 0.0,
-    )
-
-
-def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
-    """Return the time of odd steps at both ends of the session, shape (steps,), ns.
-
-    The time includes the gaps between odd steps and analyzed steps.
-    """
     steps, spans_ns, odd_ns = replayed.steps, replayed.odd_spans_ns, np.zeros(len(starts_ns))
     if replayed.absolute and spans_ns:
         first, last = int(steps[0]), int(steps[-1])
@@ -232,7 +215,15 @@ def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> F
             odd_ns[0] += max(starts_ns[0] - spans_ns[first][0], 0.0)
         if last > steps[-1]:
             odd_ns[-1] += max(spans_ns[last][1] - starts_ns[-1] - last_ns[-1], 0.0)
-    return odd_ns
+    return Windows(
+        starts_ns,
+        begins_ns,
+        ends_ns,
+        until_ns - begins_ns + odd_ns[:, None],
+        between_ns,
+        empty_ns - between_ns + odd_ns,
+        float(median(between_ns[counts])) if counts.any() else 0.0,
+    )
 
 
 def _joined(

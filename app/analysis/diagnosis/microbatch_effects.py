@@ -135,7 +135,11 @@ def compare_microbatches(
         _common(some[name], rise[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
     )
     noise = _noise(some, rise[BACKWARD_COMPUTE])
-    scatter, by_lane = _scatter(backward)
+    lanes = backward.reshape(-1, backward.shape[-1])
+    low, high = quantiles(lanes, (0.16, 0.84))
+    scatter = float(backward.std() / backward.mean())
+    # On the median DP rank: a single DP rank with slow spells is no difference on all ranks.
+    by_lane = float(lower_median((high - low) / 2, axis=0))
     correlation = _correlation(forward, backward)
     long = 1 + max(THRESHOLDS.long, THRESHOLDS.long_to_noise * noise)
     if correlation >= THRESHOLDS.least_correlation and by_lane >= max(
@@ -191,18 +195,6 @@ def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
     # the differences from it would be 0.
     aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
     return robust_deviation(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
-
-
-def _scatter(factor: SingleArray) -> tuple[float, float]:
-    """Return the relative standard deviation over all microbatches, and on the median DP rank.
-
-    The value of the median DP rank prevents a single DP rank with slow spells from counting as a
-    difference on all ranks.
-    """
-    lanes = factor.reshape(-1, factor.shape[-1])
-    low, high = quantiles(lanes, (0.16, 0.84))
-    by_lane = float(lower_median((high - low) / 2, axis=0))
-    return float(factor.std() / factor.mean()), by_lane
 
 
 def _correlation(forward: SingleArray, backward: SingleArray) -> float:

@@ -154,7 +154,11 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
         alone = absent is not None and int((~absent[:, stage]).sum()) == 1
         return StageOrWorker(_doubted(heavy, stage, _NO_PEERS) if alone else heavy, None)
     layers = layers_per_stage(observation.trace.meta.extra, pp)
-    ratio = _ratios(observation, np.array(layers or [1] * pp))
+    ratio = {}
+    for name, passes in observation.passes.items():
+        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / np.array(layers or [1] * pp)
+        others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
+        ratio[name] = rate / np.array(others)
     slowness = np.min(list(ratio.values()), axis=0)
     most = np.max(list(ratio.values()), axis=0)[stage] - 1
     by_layers = slowness[stage] < THRESHOLDS.slow
@@ -218,16 +222,6 @@ def _as_before(reason: StageOrWorker, past: Past) -> StageOrWorker:
     )
     doubt = Doubt(THRESHOLDS.as_before)
     return StageOrWorker(replace(heavy, evidence=(*heavy.evidence, line), doubt=doubt), None)
-
-
-def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
-    """Return each stage's time per layer ÷ the median of the other stages, by type, (pp,)."""
-    ratios = {}
-    for name, passes in observation.passes.items():
-        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / layers
-        others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
-        ratios[name] = rate / np.array(others)
-    return ratios
 
 
 def _slow_workers(

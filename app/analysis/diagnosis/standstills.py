@@ -106,7 +106,17 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
         for following in (0, 1):
             if not len(left):
                 break
-            there, at = _in_steps(layout, operations, left, following)
+            number = operations.step[left] + following
+            step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
+            begin_ns = layout.begin_ns[step]
+            placed = _InSteps(
+                step,
+                operations.dp[left],
+                operations.start_ns[left] - begin_ns,
+                operations.end_ns[left] - begin_ns,
+            )
+            exists = layout.steps[step] == number
+            there, at = placed.chosen(exists), np.flatnonzero(exists)
             of_next = _next_launches(layout, nodes, there)
             for node in sorted({*of_next[of_next >= 0].tolist(), *begins}):
                 own = late.setdefault(node, np.zeros(layout.start_ns.shape[1:]))
@@ -128,26 +138,6 @@ class _InSteps:
     def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
         """Return the host operations that a mask selects."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
-
-
-def _in_steps(
-    layout: Layout, operations: HostOperations, some: IntArray, following: int
-) -> tuple[_InSteps, IntArray]:
-    """Return operations placed in their step, or `following` steps later, and their indices.
-
-    Operations whose step does not have the most frequent shape are left out.
-    """
-    number = operations.step[some] + following
-    step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
-    begin_ns = layout.begin_ns[step]
-    placed = _InSteps(
-        step,
-        operations.dp[some],
-        operations.start_ns[some] - begin_ns,
-        operations.end_ns[some] - begin_ns,
-    )
-    exists = layout.steps[step] == number
-    return placed.chosen(exists), np.flatnonzero(exists)
 
 
 def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:

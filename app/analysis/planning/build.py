@@ -97,6 +97,14 @@ def simulated_iteration(problem: PlanningProblem, template: Template) -> Simulat
 def _template_fields(found_plan: FoundPlan) -> dict[str, Any]:
     """Return the fields of `FoundTemplate`."""
     problem, template = found_plan.problem, found_plan.template
+    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
+    for stage in template:
+        option = problem.options[stage.option]
+        if option.nodes:
+            for kind, number in enumerate(option.nodes):
+                used[kind] += number * problem.spec.devices[kind].gpus_per_node
+        else:
+            used[option.device] += option.gpus
     return {
         "method": found_plan.method,
         "objective": found_plan.objective,
@@ -107,7 +115,10 @@ def _template_fields(found_plan: FoundPlan) -> dict[str, Any]:
         "stages": _stages(problem, template),
         "fits_memory": fits(problem, template),
         "contiguous_nodes": _nodes_contiguous(template),
-        "idle": _unused_devices(problem, template),
+        "idle": {
+            device.name: device.gpus - used[kind]
+            for kind, device in enumerate(problem.spec.devices)
+        },
         "folding": None if found_plan.folding is None else _folded(problem, found_plan.folding),
         "virtual_template": None if found_plan.virtual is None else _virtual(found_plan.virtual),
         "oobleck_templates": tuple(map(_virtual, found_plan.oobleck)),
@@ -186,21 +197,6 @@ def _nodes_contiguous(template: Template) -> bool:
         seen.update(stage.nodes)
         last = stage.nodes
     return True
-
-
-def _unused_devices(problem: PlanningProblem, template: Template) -> dict[str, int]:
-    """Return the number of devices that no stage uses, by device type."""
-    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
-    for stage in template:
-        option = problem.options[stage.option]
-        if option.nodes:
-            for kind, number in enumerate(option.nodes):
-                used[kind] += number * problem.spec.devices[kind].gpus_per_node
-        else:
-            used[option.device] += option.gpus
-    return {
-        device.name: device.gpus - used[kind] for kind, device in enumerate(problem.spec.devices)
-    }
 
 
 def _folded(problem: PlanningProblem, folding: Folding) -> FoldedCluster:

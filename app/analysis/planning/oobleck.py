@@ -88,7 +88,13 @@ class Division:
         if entries > MOST_ENTRIES:
             raise TooLargeToDivideError(f"its tables would have {entries} entries")
         self.splits = [self._split_pairs(device_set) for device_set in self.sets]
-        operations = self._estimated_divisions()
+        fewest, most = np.array(self.fewest), np.array(self.most)
+        divided = 0
+        for splits in self.splits:
+            left, right = splits[:, 0], splits[:, 1]
+            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
+            divided += int(ways.sum())
+        operations = divided * self.layers**3 / 6
         if operations > budget.most_divisions:
             raise TooLargeToDivideError(f"about {operations:.0e} divisions would be looked at")
         offsets = np.cumsum(
@@ -108,16 +114,6 @@ class Division:
                 option != NO_OPTION, problem.spec.microbatches, self.standard,
             )  # fmt: skip
         self.everything = self.index[everything]
-
-    def _estimated_divisions(self) -> float:
-        """Return an estimate of the work: divisions of stages and devices × divisions of layers."""
-        fewest, most = np.array(self.fewest), np.array(self.most)
-        divided = 0
-        for splits in self.splits:
-            left, right = splits[:, 0], splits[:, 1]
-            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
-            divided += int(ways.sum())
-        return divided * self.layers**3 / 6
 
     def stage_counts(self) -> range:
         """Return the possible numbers of stages in a template of the whole cluster."""

@@ -157,7 +157,12 @@ def compile_problem(spec: Spec) -> PlanningProblem:
                 ),
             ),
         )
-    static, activation, capacity = _memory(spec, plain)
+    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
+    stored = _float_spans(np.array([layer.stored_activation_bytes for layer in spec.layers]))
+    gpus = np.array([option.gpus for option in plain], dtype=np.float64)[:, None, None]
+    static, activation = WEIGHT_STATES * parameters[None] / gpus, stored[None] / gpus
+    limits = (spec.devices[option.device].memory_bytes for option in plain)
+    capacity = np.array([np.inf if limit is None else limit for limit in limits])
     options = list(plain)
     if spec.replicate:
         whole = {
@@ -238,15 +243,6 @@ def _float_spans(per_layer: FloatArray) -> FloatArray:
     total = np.concatenate([[0.0], np.cumsum(per_layer)])
     spans: FloatArray = total[:, None] - total[None, :]
     return spans
-
-
-def _memory(spec: Spec, options: list[Option]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
-    stored = _float_spans(np.array([layer.stored_activation_bytes for layer in spec.layers]))
-    gpus = np.array([option.gpus for option in options], dtype=np.float64)[:, None, None]
-    limits = (spec.devices[option.device].memory_bytes for option in options)
-    capacity = np.array([np.inf if limit is None else limit for limit in limits])
-    return WEIGHT_STATES * parameters[None] / gpus, stored[None] / gpus, capacity
 
 
 def _transfers(spec: Spec) -> IntArray:

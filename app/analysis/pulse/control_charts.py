@@ -275,9 +275,14 @@ class Charts:
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
-        step, block, stretch = _shared(
-            np.stack([self.one_step, self.blocks, self.stretches]), subjects
-        )
+        # Variances [kinds, subjects]; those of ranks are raised to the median of all ranks.
+        own = np.stack([self.one_step, self.blocks, self.stretches])
+        ranks = own[:, subjects.of_ranks]
+        usual = median_of_rows(ranks)[:, None]
+        several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
+        shared = own.copy()
+        shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
+        step, block, stretch = shared
         self.deviation = np.sqrt(step)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
@@ -301,16 +306,6 @@ _ARRAYS: Final = tuple(
 _UNKNOWN: Final = frozenset(
     {"slack", "variance", "deviation", "cap", "one_step", "blocks", "stretches", "middle"}
 )
-
-
-def _shared(own: Float64, subjects: Subjects) -> Float64:
-    """Return variances [kinds, subjects], raised for ranks to the median of all ranks."""
-    ranks = own[:, subjects.of_ranks]
-    usual = median_of_rows(ranks)[:, None]
-    several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
-    shared = own.copy()
-    shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
-    return shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)

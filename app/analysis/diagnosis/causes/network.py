@@ -122,7 +122,18 @@ def _find(signs: Signs) -> Finding | None:
     if links.ends:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = dict(zip(gathered.stages, np.mean(gathered.by_step, axis=1).tolist(), strict=True))
-    late = _unrecorded(observation, slow_at)
+    # An unrecorded gradient reduction takes the time between the last computation and the end of the
+    # step; on slow stages its excess counts.
+    waits = unrecorded_reducing(observation)
+    others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
+    late = {}
+    if others and slow_at:
+        typical = float(np.median(others))
+        late = {
+            node: np.maximum(wait - typical, 0.0)
+            for stage, (node, wait) in waits.items()
+            if stage in slow_at and float(np.mean(wait)) > THRESHOLDS.slow * typical
+        }
     return Finding(
         change=Change(
             transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
@@ -162,23 +173,6 @@ def _typical_transfers(
             in_order = sorted(nodes, key=op.__getitem__)
             transfers |= {node: of_type[op[node]] for node in in_order}
     return transfers
-
-
-def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
-    """Return the excess time of the unrecorded gradient reduction on slow stages, by node, ns.
-
-    The reduction takes the time between the last computation and the end of the step.
-    """
-    waits = unrecorded_reducing(observation)
-    others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
-    if not others or not slow_at:
-        return {}
-    typical = float(np.median(others))
-    return {
-        node: np.maximum(wait - typical, 0.0)
-        for stage, (node, wait) in waits.items()
-        if stage in slow_at and float(np.mean(wait)) > THRESHOLDS.slow * typical
-    }
 
 
 def _pipeline_links(observation: Observation) -> _Links:

@@ -180,7 +180,13 @@ def _find(signs: Signs) -> Finding | None:
     for units in (links, collectives):
         for moved in units.values():
             transfers.update(_as_when_quiet(observation, moved, slow, busy))
-    late = _unrecorded(observation, slow, busy)
+    # An unrecorded gradient reduction takes the time between the last computation and the end of the
+    # step; in busy steps its excess counts.
+    late = {}
+    for node, wait in unrecorded_reducing(observation).values():
+        typical = float(np.median(wait[~busy]))
+        if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
+            late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
     times = float(np.mean(by_step[slow]))
     return Finding(
         change=Change(
@@ -215,21 +221,6 @@ def _as_when_quiet(
     # All nodes share one array, which saves memory.
     without = np.where(busy[:, None], np.maximum(typical, 0.0)[None, :], np.inf)
     return {node: without for members in moved for node in members}
-
-
-def _unrecorded(
-    observation: Observation, slow: NDArray[np.bool_], busy: NDArray[np.bool_]
-) -> dict[int, FloatArray]:
-    """Return the excess time of the unrecorded gradient reduction in busy steps, by node, ns.
-
-    The reduction takes the time between the last computation and the end of the step.
-    """
-    late = {}
-    for node, wait in unrecorded_reducing(observation).values():
-        typical = float(np.median(wait[~busy]))
-        if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
-            late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
-    return late
 
 
 def _evidence(

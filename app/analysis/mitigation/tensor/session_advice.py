@@ -8,9 +8,9 @@ transfer counts as M.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -108,7 +108,10 @@ def advise_session(
     workers = set(named_cause.where.workers)
     waits = waiting_groups(observation, measure_waits(observation))
     slow = [group for group in waits if group.cell in workers][:MOST_GROUPS]
-    columns = _tensor_columns(trace.meta.extra)
+    columns = trace.meta.extra.get(COLUMNS_KEY)
+    is_number = isinstance(columns, int) and not isinstance(columns, bool)
+    if not is_number or not 1 <= columns <= MOST_COLUMNS:
+        columns = None
     total = computing_ns(observation)
     steps = len(observation.layout.steps)
     groups, kept = [], []
@@ -134,13 +137,6 @@ def advise_session(
         return None
     gain = named_cause.saves * _share_of_gain(observation, slow, kept, replayed)
     return TensorAdvice(tuple(groups), now_s * (1 - gain), gain)
-
-
-def _tensor_columns(extra: Mapping[str, Any]) -> int | None:
-    given = extra.get(COLUMNS_KEY)
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_COLUMNS:
-        return None
-    return given
 
 
 def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:

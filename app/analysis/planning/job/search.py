@@ -79,9 +79,16 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     steps = 1 << np.arange(int(dp.max()).bit_length())
     # Synchronization grows with dp, so its time at the next lower power of two is a lower bound.
     # The optimizer's step is left out because it shrinks as dp grows.
-    tail = np.array([_least_tail(space, whole, int(d)) for d in steps])[
-        np.searchsorted(steps, dp, side="right") - 1
-    ]
+    tail = np.array(
+        [
+            min(
+                synchronization_ps(space.spec, device, whole, int(d), in_node)[0]
+                for device in space.spec.devices
+                for in_node in (1, space.slots)
+            )
+            for d in steps
+        ]
+    )[np.searchsorted(steps, dp, side="right") - 1]
     by_rate = (
         once / chunks + (total - dp / chunks) * layers / rate + dp * tail / (block.max() * rate)
     )
@@ -106,17 +113,6 @@ def _bound_by_type(
         rate = float((groups[:used] / passes[:used]).sum())
         times = np.minimum(times, (microbatches + groups[:used].sum() / chunks) / rate)
     return times
-
-
-def _least_tail(space: Space, parameters: float, dp: int) -> float:
-    """Return the minimum exposed synchronization time of a whole model's gradients, ps."""
-    return float(
-        min(
-            synchronization_ps(space.spec, device, parameters, dp, in_node)[0]
-            for device in space.spec.devices
-            for in_node in (1, space.slots)
-        )
-    )
 
 
 def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray:
