@@ -66,7 +66,14 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
     shape = (len(lanes.steps), len(lanes.ranks))
     ends_ns = lanes.ends_ns()
     recorded = ends_ns >= 0
-    step_ns = _lengths(lanes, ends_ns)
+    sampled = np.flatnonzero(lanes.weighed)
+    step_ns = ends_ns[sampled].max(axis=1).astype(np.float64)
+    if not lanes.trace.step_relative:
+        # A step ends when the next step begins, also where steps overlap, so that no time counts
+        # twice.
+        period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
+        follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
+        step_ns = np.where(follows[sampled], period_ns[sampled].astype(np.float64), step_ns)
     whole_ns = np.zeros(shape)
     whole_ns[lanes.weighed] = step_ns[:, None]
     parts = (
@@ -87,18 +94,6 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
             )
         ),
     )
-
-
-def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
-    """Return the duration in ns of each step of which all operations were sampled."""
-    sampled = np.flatnonzero(lanes.weighed)
-    ends_ns = of_lanes_ns[sampled].max(axis=1).astype(np.float64)
-    if lanes.trace.step_relative:
-        return np.asarray(ends_ns)
-    period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
-    follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
-    # A step ends when the next step begins, also where steps overlap, so that no time counts twice.
-    return np.where(follows[sampled], period_ns[sampled].astype(np.float64), ends_ns)
 
 
 # Largest number of separate collectives of a step in a report, over all groups, and largest number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from app.analysis.planning.ditto import Folding, VirtualTemplate
+from app.analysis.planning.ditto import VirtualTemplate
 from app.analysis.planning.document import (
     SCHEMA,
     BoundProof,
@@ -96,13 +96,14 @@ def simulated_iteration(problem: PlanningProblem, template: Template) -> Simulat
 
 def _template_fields(found_plan: FoundPlan) -> dict[str, Any]:
     """Return the fields of `FoundTemplate`."""
-    problem, template = found_plan.problem, found_plan.template
-    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
+    problem, template, folding = found_plan.problem, found_plan.template, found_plan.folding
+    devices = problem.spec.devices
+    used = dict.fromkeys(range(len(devices)), 0)
     for stage in template:
         option = problem.options[stage.option]
         if option.nodes:
             for kind, number in enumerate(option.nodes):
-                used[kind] += number * problem.spec.devices[kind].gpus_per_node
+                used[kind] += number * devices[kind].gpus_per_node
         else:
             used[option.device] += option.gpus
     return {
@@ -115,11 +116,17 @@ def _template_fields(found_plan: FoundPlan) -> dict[str, Any]:
         "stages": _stages(problem, template),
         "fits_memory": fits(problem, template),
         "contiguous_nodes": _nodes_contiguous(template),
-        "idle": {
-            device.name: device.gpus - used[kind]
-            for kind, device in enumerate(problem.spec.devices)
-        },
-        "folding": None if found_plan.folding is None else _folded(problem, found_plan.folding),
+        "idle": {device.name: device.gpus - used[kind] for kind, device in enumerate(devices)},
+        "folding": None
+        if folding is None
+        else FoldedCluster(
+            weakest=devices[folding.weakest].name,
+            factors={
+                device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
+            },
+            virtual_nodes=folding.nodes,
+            virtual_gpus_per_node=folding.gpus_per_node,
+        ),
         "virtual_template": None if found_plan.virtual is None else _virtual(found_plan.virtual),
         "oobleck_templates": tuple(map(_virtual, found_plan.oobleck)),
     }
@@ -197,18 +204,6 @@ def _nodes_contiguous(template: Template) -> bool:
         seen.update(stage.nodes)
         last = stage.nodes
     return True
-
-
-def _folded(problem: PlanningProblem, folding: Folding) -> FoldedCluster:
-    devices = problem.spec.devices
-    return FoldedCluster(
-        weakest=devices[folding.weakest].name,
-        factors={
-            device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
-        },
-        virtual_nodes=folding.nodes,
-        virtual_gpus_per_node=folding.gpus_per_node,
-    )
 
 
 def _virtual(template: VirtualTemplate) -> VirtualPlan:

@@ -80,7 +80,16 @@ class Division:
         self.most: list[int] = []
         everything = DeviceSet(tuple(device.nodes for device in problem.spec.devices))
         for device_set in self._device_sets(everything.nodes):
-            self._register(device_set)
+            gpus = device_set.gpus or sum(
+                number * device.gpus_per_node
+                for number, device in zip(device_set.nodes, problem.spec.devices, strict=True)
+            )
+            self.index[device_set] = len(self.sets)
+            self.sets.append(device_set)
+            longest = min(gpus, self.layers)
+            fewest_stages = gpus if self.one_each else max(sum(device_set.nodes), 1)
+            self.fewest.append(min(fewest_stages, longest))
+            self.most.append(longest)
         entries = sum(
             (b - a + 1) * (self.layers + 1) ** 2
             for a, b in zip(self.fewest, self.most, strict=True)
@@ -165,18 +174,6 @@ class Division:
         return sorted(parts, key=lambda part: part.gpus) + sorted(
             wholes, key=lambda whole: sum(whole.nodes)
         )
-
-    def _register(self, device_set: DeviceSet) -> None:
-        devices = self.problem.spec.devices
-        gpus = device_set.gpus or sum(
-            n * device.gpus_per_node for n, device in zip(device_set.nodes, devices, strict=True)
-        )
-        self.index[device_set] = len(self.sets)
-        self.sets.append(device_set)
-        most = min(gpus, self.layers)
-        nodes = max(sum(device_set.nodes), 1)
-        self.fewest.append(min(gpus if self.one_each else nodes, most))
-        self.most.append(most)
 
     def _node(self, device_set: DeviceSet) -> tuple[int, int] | None:
         """Return device type and number of devices of a node or part; None for several nodes."""

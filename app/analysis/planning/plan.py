@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,7 +109,10 @@ def plan(
         found_plan = _METHODS[method](problem, objective, budget)
     except InfeasiblePlanError as error:
         if method == "optimal" and error.stable_code == InfeasiblePlanError.code:
-            raise _with_changes(problem, error, budget) from error
+            # If the cluster is too large to try changes, the error states none.
+            with contextlib.suppress(TooManyCellsError):
+                reason, changes = nearest_changes(problem, budget)
+                raise InfeasiblePlanError(reason, code=error.stable_code, faults=changes) from error
         raise
     if not compare:
         return found_plan
@@ -160,16 +164,6 @@ def check_request(spec: Spec, method: str, objective: str) -> None:
 
 def _fault(code: str, message: str, path: str) -> Fault:
     return Fault(code, message, column=path)
-
-
-def _with_changes(
-    problem: PlanningProblem, error: InfeasiblePlanError, budget: SearchBudget
-) -> InfeasiblePlanError:
-    try:
-        reason, changes = nearest_changes(problem, budget)
-    except TooManyCellsError:
-        return error  # the cluster is too large to try changes
-    return InfeasiblePlanError(reason, code=error.stable_code, faults=changes)
 
 
 def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:

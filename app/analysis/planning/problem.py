@@ -194,7 +194,14 @@ def compile_problem(spec: Spec) -> PlanningProblem:
     empty = ~np.tri(count + 1, k=-1, dtype=bool)
     cost[:, empty] = NEVER
     forward[:, empty] = NEVER
-    transfer = _transfers(spec)
+    outputs = np.array([layer.output_bytes for layer in spec.layers])
+    transfer = np.zeros((2, count + 1), dtype=np.int64)
+    network = spec.network
+    speeds = (network.intra_node_gbytes_per_s, network.inter_node_gbytes_per_s)
+    for link, gbytes in zip((INSIDE, BETWEEN), speeds, strict=True):
+        if gbytes is not None:
+            ps = np.rint(outputs * PS_PER_BYTE_AT_1_GB_S / gbytes)
+            transfer[link, 1:-1] = np.minimum(ps, float(LONGEST_PS)).astype(np.int64)[:-1]
     return PlanningProblem(
         spec=spec,
         options=tuple(options),
@@ -243,18 +250,6 @@ def _float_spans(per_layer: FloatArray) -> FloatArray:
     total = np.concatenate([[0.0], np.cumsum(per_layer)])
     spans: FloatArray = total[:, None] - total[None, :]
     return spans
-
-
-def _transfers(spec: Spec) -> IntArray:
-    outputs = np.array([layer.output_bytes for layer in spec.layers])
-    table = np.zeros((2, len(outputs) + 1), dtype=np.int64)
-    network = spec.network
-    speeds = (network.intra_node_gbytes_per_s, network.inter_node_gbytes_per_s)
-    for kind, gbytes in zip((INSIDE, BETWEEN), speeds, strict=True):
-        if gbytes is not None:
-            ps = np.rint(outputs * PS_PER_BYTE_AT_1_GB_S / gbytes)
-            table[kind, 1:-1] = np.minimum(ps, float(LONGEST_PS)).astype(np.int64)[:-1]
-    return table
 
 
 def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:

@@ -150,7 +150,11 @@ def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> 
 def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     """Return the recorded part of the job and the replayed part of the recording."""
     recreated = replayed.recreated
-    counts = _count_by_type(trace)
+    # Operations of each type, counted in pieces, as `bincount` copies its input to int64.
+    by_type = np.zeros(len(trace.op_names), dtype=np.int64)
+    for first in range(0, len(trace), PIECE_ROWS):
+        by_type += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(by_type))
+    counts = by_type.tolist()
     known_types = len(KNOWN_OP_TYPES)
     return Coverage(
         ranks_expected=trace.meta.sizes.workers,
@@ -181,14 +185,6 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         missing=missing_of(replayed),
         unmapped=unmapped_of(trace.meta.extra),
     )
-
-
-def _count_by_type(trace: Trace) -> list[int]:
-    """Count operations of each type, in pieces, as `bincount` copies its input to int64."""
-    counts = np.zeros(len(trace.op_names), dtype=np.int64)
-    for first in range(0, len(trace), PIECE_ROWS):
-        counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
-    return counts.tolist()
 
 
 def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:

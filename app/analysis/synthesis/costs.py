@@ -37,11 +37,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
     duration = np.repeat(
         _nominal_ns(job, program)[:, None, None], job.steps * job.sizes.dp, axis=1
     ).reshape(len(program), job.steps, job.sizes.dp)
-    rng = stream(seed, "computation")
-    speed = _lognormal(rng, job.costs.worker_noise, (job.sizes.pp, 1, job.sizes.dp))
-    mask = program.of_types(*COMPUTATION)
-    shape = (int(mask.sum()), job.steps, job.sizes.dp)
-    duration[mask] *= _lognormal(rng, job.costs.compute_noise, shape) * speed[program.stage[mask]]
+    _vary_computation(job, program, duration, stream(seed, "computation"))
     _hiccup(job, program, duration, stream(seed, "hiccups"))
     experts = _share_experts(job, program, duration) if job.experts_over > 1 else None
     _vary_transfers(job, program, duration, stream(seed, "transfers"))
@@ -88,6 +84,15 @@ def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
     nominal_ns[first] *= 1 + costs.embedding_fraction * vpp
     nominal_ns[last] *= 1 + costs.loss_fraction * vpp
     return nominal_ns
+
+
+def _vary_computation(
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    speed = _lognormal(rng, job.costs.worker_noise, (job.sizes.pp, 1, job.sizes.dp))
+    mask = program.of_types(*COMPUTATION)
+    shape = (int(mask.sum()), job.steps, job.sizes.dp)
+    duration[mask] *= _lognormal(rng, job.costs.compute_noise, shape) * speed[program.stage[mask]]
 
 
 def _hiccup(

@@ -122,7 +122,7 @@ def _find(signs: Signs) -> Finding | None:
     if links.ends:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = dict(zip(gathered.stages, np.mean(gathered.by_step, axis=1).tolist(), strict=True))
-    # An unrecorded gradient reduction takes the time between the last computation and the end of the
+    # An unrecorded gradient reduction takes the time from the last computation to the end of the
     # step; on slow stages its excess counts.
     waits = unrecorded_reducing(observation)
     others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]

@@ -180,7 +180,7 @@ def _find(signs: Signs) -> Finding | None:
     for units in (links, collectives):
         for moved in units.values():
             transfers.update(_as_when_quiet(observation, moved, slow, busy))
-    # An unrecorded gradient reduction takes the time between the last computation and the end of the
+    # An unrecorded gradient reduction takes the time from the last computation to the end of the
     # step; in busy steps its excess counts.
     late = {}
     for node, wait in unrecorded_reducing(observation).values():

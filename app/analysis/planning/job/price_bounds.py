@@ -201,10 +201,21 @@ class _Oracle:
     @classmethod
     def of(cls, space: Space, dp_counts: tuple[int, ...]) -> _Oracle:
         groups = np.array([device.nodes for device in space.spec.devices]) * float(space.slots)
-        kinds = tuple(
-            _node_sharing(space, replicas, dp_counts) for replicas in divisors(space.slots)
-        )
-        return cls(space, kinds, groups, (dp_counts[0], dp_counts[-1]))
+        longest = min(space.layers, space.groups)
+        whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
+        kinds = []
+        for replicas in divisors(space.slots):
+            node_stages = space.slots // replicas
+            tails = np.full(longest + 1, np.inf)
+            for stages in range(node_stages, longest + 1, node_stages):
+                share = whole / stages
+                tails[stages] = min(
+                    synchronization_ps(space.spec, device, share, dp_counts[0], replicas)[0]
+                    + synchronization_ps(space.spec, device, share, dp_counts[-1], replicas)[1]
+                    for device in space.spec.devices
+                )
+            kinds.append(_NodeSharing(node_stages, tails))
+        return cls(space, tuple(kinds), groups, (dp_counts[0], dp_counts[-1]))
 
     def least(self, prices: FloatArray, close: float, most: int = _MOST_HALVED) -> _LeastPriced:
         """Return the minimum, with m within a factor `close` or after `most` halved intervals."""
@@ -256,20 +267,6 @@ class _Oracle:
             look(low, middle, kind)
             look(middle, high, kind)
         return _LeastPriced(np.inf, self.groups * 0)
-
-
-def _node_sharing(space: Space, replicas: int, dp_counts: tuple[int, ...]) -> _NodeSharing:
-    node_stages = space.slots // replicas
-    longest = min(space.layers, space.groups)
-    whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
-    tails = np.full(longest + 1, np.inf)
-    for stages in range(node_stages, longest + 1, node_stages):
-        tails[stages] = min(
-            synchronization_ps(space.spec, device, whole / stages, dp_counts[0], replicas)[0]
-            + synchronization_ps(space.spec, device, whole / stages, dp_counts[-1], replicas)[1]
-            for device in space.spec.devices
-        )
-    return _NodeSharing(node_stages, tails)
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
