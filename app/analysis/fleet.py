@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.metrics import STRAGGLING
-
-Floats = NDArray[np.float64]
 
 # Highest number of points of a curve.
 POINTS: Final = 200
@@ -71,14 +69,14 @@ def share_from(values: Sequence[float], bound: float) -> float:
     return sum(value >= bound for value in values) / len(values) if values else 0.0
 
 
-def rank_correlation(first: Floats, second: Floats) -> float:
+def rank_correlation(first: FloatArray, second: FloatArray) -> float:
     """Return Spearman's coefficient; NaN without values, or if all values of a side are equal."""
     if len(first) == 0 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
-def _ranks(values: Floats) -> Floats:
+def _ranks(values: FloatArray) -> FloatArray:
     """Return the rank of each value; equal values get their mean rank."""
     _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[position])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.collective_matching import Group, GroupKind
 from app.analysis.arrivals.document import (
@@ -31,14 +30,13 @@ from app.analysis.arrivals.lateness import (
     of_types,
     own_computing,
 )
+from app.analysis.quantities import NS, FloatArray, IntArray
 from app.analysis.replay.confidence import student_half
-from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
 
 # Known op types that are not communication.
 _LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
-_NS: Final = 1e-9
 
 
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
@@ -83,10 +81,10 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
         np.maximum(whole_ns.ravel() - with_data_ns, 0.0),
     )
     steps_of_rank = recorded.sum(axis=0)
-    means = [(part.reshape(shape) * recorded).sum(axis=0) * _NS / steps_of_rank for part in parts]
+    means = [(part.reshape(shape) * recorded).sum(axis=0) * NS / steps_of_rank for part in parts]
     return Breakdown(
         steps=tuple(lanes.steps[lanes.weighed].tolist()),
-        step_s=float(step_ns.mean()) * _NS,
+        step_s=float(step_ns.mean()) * NS,
         ranks=tuple(
             RankBreakdown(rank, *values)
             for rank, values in zip(
@@ -144,7 +142,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
     if not len(lanes.meetings):
         return Met(None, breakdown, lanes)
     absent = absent_ranks(trace, lanes.meetings.groups)
-    lateness = lateness_of(lanes, computing, absent, breakdown.step_s / _NS)
+    lateness = lateness_of(lanes, computing, absent, breakdown.step_s / NS)
     columns = _columns(lanes, lateness)
     present = np.unique(lanes.meetings.group)
     arrivals = Arrivals(
@@ -152,7 +150,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
         step_s=breakdown.step_s,
         ranks=_by_rank(lanes, lateness, absent, present, breakdown),
         groups=tuple(_group(lanes, columns, absent, int(group)) for group in present),
-        clocks_apart_s=lanes.clocks_apart_ns * _NS,
+        clocks_apart_s=lanes.clocks_apart_ns * NS,
         partings=lanes.meetings.partings,
     )
     return Met(arrivals, breakdown, lanes)
@@ -197,10 +195,10 @@ class _Columns:
     op: IntArray  # (columns,)
     order: IntArray  # (columns,): order of the first of the merged collectives
     count: IntArray  # (columns,): number of merged collectives
-    first_ns: NDArray[np.float64]  # (columns,): mean of the first arrival, in the step
+    first_ns: FloatArray  # (columns,): mean of the first arrival, in the step
     collectives: tuple[Collective, ...]
-    late_s: NDArray[np.float64]  # (columns, ranks): mean lateness
-    last_s: NDArray[np.float64]  # (columns,): mean lateness of the last rank
+    late_s: FloatArray  # (columns, ranks): mean lateness
+    last_s: FloatArray  # (columns,): mean lateness of the last rank
 
 
 def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
@@ -214,9 +212,9 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
     apart = np.unique(of_meeting.astype(np.int64) * span + meetings.order) // span
     count = np.bincount(apart, minlength=width)
 
-    def mean_s(values: IntArray) -> NDArray[np.float64]:
+    def mean_s(values: IntArray) -> FloatArray:
         total = np.bincount(of_meeting, weights=values.astype(np.float64), minlength=width)
-        return total * _NS / met
+        return total * NS / met
 
     rows = of_meeting[meetings.meeting]
     ranks = len(lanes.ranks)
@@ -227,7 +225,7 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
         for weights in (lateness.late_ns.astype(np.float64), None)
     )
     with np.errstate(invalid="ignore"):
-        late_s = late * _NS / seen
+        late_s = late * NS / seen
     waited_s = np.bincount(rows, weights=lateness.waited_ns.astype(np.float64), minlength=width)
     last, share = _most_often(of_meeting, lateness.last, width)
     names = lanes.trace.op_names
@@ -242,7 +240,7 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
             share.round(4).tolist(),
             last_s.round(_DIGITS).tolist(),
             margin_s.round(_DIGITS).tolist(),
-            (waited_s * _NS / steps).round(_DIGITS).tolist(),
+            (waited_s * NS / steps).round(_DIGITS).tolist(),
             mean_s(lateness.transfer_ns).round(9).tolist(),
             strict=True,
         )
@@ -278,9 +276,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     return group, op, part * fold[of_column], of_meeting.ravel()
 
 
-def _most_often(
-    column: IntArray, rank: IntArray, width: int
-) -> tuple[IntArray, NDArray[np.float64]]:
+def _most_often(column: IntArray, rank: IntArray, width: int) -> tuple[IntArray, FloatArray]:
     """Return the most frequent last rank of each column (-1: none), and its share of meetings."""
     rank = rank + 1
     most = int(rank.max()) + 1
@@ -333,7 +329,7 @@ def _by_rank(
     of_absent = absent[meetings.group]
     there = of_absent >= 0
     met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
-    waited = lateness.waited_ns.astype(np.float64) * _NS / steps
+    waited = lateness.waited_ns.astype(np.float64) * NS / steps
     waits_s = np.bincount(row, weights=waited, minlength=width)
     rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
     # Shape (ranks,): number of other ranks with which each rank shares a collective.
@@ -375,8 +371,8 @@ def _by_rank(
 
 
 def _by_step(
-    row: IntArray, step: IntArray, values: NDArray[np.float64], shape: tuple[int, int]
-) -> NDArray[np.float64]:
+    row: IntArray, step: IntArray, values: FloatArray, shape: tuple[int, int]
+) -> FloatArray:
     """Return the sums of values by rank and step, in an array of the given shape."""
     cell = row * shape[1] + step
     return np.asarray(
@@ -384,7 +380,7 @@ def _by_step(
     )
 
 
-def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _by_chance(beyond_s: FloatArray) -> FloatArray:
     """Return the half width of the 95 % interval (Student) of each rank's mean, shape (ranks,).
 
     From the variance of the rank's own steps or the mean variance of all ranks, whichever is

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import IntArray
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
     GRADS_REDUCE_SCATTER,
@@ -152,7 +152,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     )
 
 
-def _sizes(key: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
+def _sizes(key: IntArray) -> tuple[BoolArray, IntArray]:
     """Return which rows begin a meeting, (rows,), and the number of rows of each meeting."""
     change = np.concatenate(([True], key[1:] != key[:-1]))
     return change, np.diff(np.flatnonzero(change), append=len(key))
@@ -199,7 +199,7 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
 
 def _agreeing(
     trace: Trace, rows: IntArray, series: IntArray, steps: int
-) -> tuple[NDArray[np.bool_], tuple[Parting, ...]]:
+) -> tuple[BoolArray, tuple[Parting, ...]]:
     """Return which rows can be matched by order, and where the recorded numbers differ.
 
     A recorder that numbers lost operations leaves gaps, so that orders still match.

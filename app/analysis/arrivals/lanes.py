@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.collective_matching import Meetings, kinds_of, meetings_of
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.clock_alignment import CORRECTED_NS, CORRECTED_RESIDUALS
-from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import quantile
 from app.analysis.trace.model import Trace
 
@@ -37,7 +37,7 @@ class Intervals:
         before_ns = lane * span_ns
         return cls(before_ns + start_ns, before_ns + end_ns)
 
-    def of(self, chosen: NDArray[np.bool_]) -> Intervals:
+    def of(self, chosen: BoolArray) -> Intervals:
         """Return the intervals that the mask selects."""
         return Intervals(self.start[chosen], self.end[chosen])
 
@@ -55,7 +55,7 @@ class Cover:
     end: IntArray  # (pieces,)
     before: IntArray  # (pieces + 1,): total length of all pieces before each, ns
 
-    def by_lane(self) -> NDArray[np.float64]:
+    def by_lane(self) -> FloatArray:
         """Return the covered time of each lane, shape (lanes,), ns."""
         first = np.searchsorted(self.start, np.arange(self.lanes + 1) * self.span_ns)
         return np.diff(self.before[first]).astype(np.float64)
@@ -148,7 +148,7 @@ class Lanes:
     meetings: Meetings
     met_lane: IntArray  # (rows of `meetings`,): lane of each
     arrival_ns: IntArray  # (rows of `meetings`,): start of each
-    weighed: NDArray[np.bool_]  # (steps,): steps of which all operations are sampled
+    weighed: BoolArray  # (steps,): steps of which all operations are sampled
     # op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by lane
     # and start
     op: NDArray[np.int16]
@@ -163,7 +163,7 @@ class Lanes:
         """Return the number of lanes."""
         return len(self.ranks) * len(self.steps)
 
-    def of(self, types: NDArray[np.bool_]) -> Intervals:
+    def of(self, types: BoolArray) -> Intervals:
         """Return the intervals of the operations of the given types, sorted by lane and start.
 
         Parameters
@@ -254,7 +254,7 @@ def lanes_of(
 
 def _matched(
     trace: Trace, every: IntArray, allowed: Collection[int] | None
-) -> tuple[NDArray[np.bool_], IntArray]:
+) -> tuple[BoolArray, IntArray]:
     """Return which steps are sampled, shape (steps,), and the row numbers of their collectives."""
     looked = np.ones(len(every), dtype=bool)
     if allowed is not None:
@@ -276,7 +276,7 @@ def _matched(
     return looked, rows
 
 
-def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
+def _spread(among: BoolArray, most: int) -> BoolArray:
     """Return a mask of at most `most` of the given steps, evenly spread, and at least one step."""
     places = np.flatnonzero(among)
     if most >= len(places):
@@ -326,11 +326,11 @@ def _ahead(
 
 
 def _pooled(
-    apart: NDArray[np.float64],
+    apart: FloatArray,
     step: IntArray,
     rank: IntArray,
     shape: tuple[int, int],
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Return each rank's median in each step; over all steps where a step has few values."""
     lane = step * shape[1] + rank
     of_step = _grouped_median(apart, lane, shape[0] * shape[1]).reshape(shape)
@@ -342,9 +342,7 @@ def _pooled(
     return of_step
 
 
-def _grouped_median(
-    values: NDArray[np.float64], group: IntArray, groups: int
-) -> NDArray[np.float64]:
+def _grouped_median(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
     """Return the median of each group, shape (groups,); 0 for an empty group."""
     order = np.lexsort((values, group))
     count = np.bincount(group, minlength=groups)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.lanes import Cover, Intervals, Lanes, cover, first_claims
-from app.analysis.replay.layout.dense import IntArray
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
@@ -53,7 +52,7 @@ class Lateness:
     first_ns: IntArray  # (meetings,): first arrival, since the step's first start
 
 
-def of_types(trace: Trace, names: tuple[str, ...]) -> NDArray[np.bool_]:
+def of_types(trace: Trace, names: tuple[str, ...]) -> BoolArray:
     """Return a mask of the op codes with the given names, shape (types,)."""
     chosen = np.zeros(len(trace.op_names), dtype=bool)
     chosen[[trace.op_names.index(name) for name in names]] = True
@@ -176,7 +175,7 @@ def without(base: Cover, other: Cover) -> Cover:
     cuts = np.unique(np.concatenate([base.start, base.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 
-    def covered(by: Cover) -> NDArray[np.bool_]:
+    def covered(by: Cover) -> BoolArray:
         piece = np.searchsorted(by.start, begin, side="right") - 1
         return (piece >= 0) & (begin < by.end[np.maximum(piece, 0)])
 

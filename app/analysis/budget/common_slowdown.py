@@ -12,9 +12,11 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
@@ -53,8 +55,8 @@ class CommonFactor:
     # Shape (steps,): median over workers of the ratio of computing time to the worker's computing
     # time in the best stretch
     level: FloatArray
-    slow: NDArray[np.bool_]  # (steps,): steps in which nearly all workers are slow
-    best: NDArray[np.bool_]  # (steps,): steps of the best stretch
+    slow: BoolArray  # (steps,): steps in which nearly all workers are slow
+    best: BoolArray  # (steps,): steps of the best stretch
     # Relative growth of computing time from each recorded step to the next, negative if it shrinks;
     # None unless it grows or shrinks steadily.
     growth: float | None = None

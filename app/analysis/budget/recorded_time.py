@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.loops import in_threads, threads_for
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.robust_statistics import median
@@ -226,9 +225,7 @@ def windows_of(replayed: Replayed) -> Windows:
     )
 
 
-def _joined(
-    replayed: Replayed, period_ns: FloatArray
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _joined(replayed: Replayed, period_ns: FloatArray) -> tuple[BoolArray, BoolArray]:
     """Return which gaps after steps count, and which of these precede a consecutive step.
 
     Shape (steps - 1,) each. No gap counts without a common clock, or where a clock was set back.

@@ -14,11 +14,10 @@ from operator import attrgetter
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.budget.common_slowdown import CommonFactor, common_factor
 from app.analysis.budget.recorded_time import COMPUTING, Spent, Windows, spent_of, windows_of
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import NS, BoolArray, FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
 
@@ -74,7 +73,6 @@ _LOST_PARTS: Final = frozenset(
 )
 
 
-_NS: Final = 1e-9
 # Quantiles of a worker's best steps that define its ideal: `_QUARTER` for computing, since the best
 # stretch may contain slow spells of single workers, and `_HALF` for communication, whose times
 # scatter.
@@ -124,7 +122,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     named = np.minimum(_named_ns(replayed, windows), spent.idle_ns)
     # Late launches count up to the time by which they lengthen the step: longer delays are waits
     # for operations that are not recorded.
-    excess_ns = (metrics.recorded_s - metrics.simulated_s) / _NS
+    excess_ns = (metrics.recorded_s - metrics.simulated_s) / NS
     if replayed.graph.chained:
         # A chained step begins with the end of the previous step, so its excess contains the gap.
         excess_ns[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
@@ -134,7 +132,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     waiting = windows.wall_ns - spent.computing_ns - spent.transferring_ns - late - other
     # Ratio of the ideal computing time of this split to that of the replay
     size = float((computing / work_ns).mean())
-    rest = size * (metrics.ideal_s / _NS - work_ns) - communication - host_ns
+    rest = size * (metrics.ideal_s / NS - work_ns) - communication - host_ns
     bubble = np.maximum(rest - replayed.graph.step_gap_ns, 0.0)
     bubble *= min(
         1.0, float(waiting.sum()) / max(float((bubble * factor).sum()) * waiting.shape[2], 1.0)
@@ -202,9 +200,7 @@ def _regular_lags_ns(group: ShapeGroup) -> FloatArray:
     return np.broadcast_to(total, (len(layout.steps), layout.pp))
 
 
-def _ideal(
-    values_ns: FloatArray, work_ns: FloatArray, best: NDArray[np.bool_], share: float
-) -> FloatArray:
+def _ideal(values_ns: FloatArray, work_ns: FloatArray, best: BoolArray, share: float) -> FloatArray:
     """Return the ideal time of each stage for a unit of work, shape (pp,), from its best steps.
 
     The ideal is the median over the stage's peers (the lower median of an even number) in their
@@ -343,12 +339,12 @@ def budget_of(split: Split) -> Budget:
     by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
     by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
     return Budget(
-        wall_s=float(whole_ns) / workers * _NS,
+        wall_s=float(whole_ns) / workers * NS,
         # Rounding may give slightly negative sums, so shares are limited to at least 0.
         shares=Shares(*np.maximum(shares, 0.0).tolist()),
         by_worker={
             part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)
         },
         by_step={part: tuple(of) for part, of in zip(Part, by_step.tolist(), strict=True)},
-        step_wall_s=tuple((step_ns / workers * _NS).tolist()),
+        step_wall_s=tuple((step_ns / workers * NS).tolist()),
     )

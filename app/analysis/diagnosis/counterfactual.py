@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.confidence import FEWEST_DRAWN
 from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.engine.simulator import Durations, Simulator
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import LOCAL
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import ShapeGroup
-
-NS: Final = 1e-9
 
 # Changes of several nodes by several causes. Each entry is one cause: replaced durations and lost
 # times, both by node; a factor and a longest transfer for all nodes.

@@ -13,7 +13,6 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.counterfactual import (
-    NS,
     Claim,
     Counterfactuals,
     contention_loss_s,
@@ -27,11 +26,11 @@ from app.analysis.diagnosis.named_causes import DetectedCause, causes_between_st
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.step_gaps import step_gaps_of
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
 from app.analysis.replay.adaptations.signs import lags_after_transfers, sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, recorded_otherwise
 from app.analysis.replay.host_delays import between_steps_ns
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import Replayed, with_graph, with_shorter_step_gap, without_lags

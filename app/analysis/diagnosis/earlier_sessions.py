@@ -19,7 +19,10 @@ from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.recorded_lengths import computing_of_steps, some_lengths
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.quantities import FloatArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.robust_statistics import median, median_of_rows
 from app.analysis.trace.model import SessionMeta

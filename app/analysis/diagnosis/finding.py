@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from math import hypot
 from typing import ClassVar, Final, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.analysis.diagnosis.locations import KEYS, View, Where, Worker
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 
 # Data of the small figure of a cause; the field `kind` distinguishes the classes.
 
@@ -228,7 +225,7 @@ class Change:
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # time off computations
     times: Mapping[int, FloatArray] = field(default_factory=dict)  # factors of what remains
     transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # longest transfers
-    on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)  # launches not late
+    on_time: Mapping[int, BoolArray] = field(default_factory=dict)  # launches not late
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.counterfactual import Counterfactuals
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import mean
 
 _MOST_CAUSES: Final = 4  # causes that are replayed in all combinations, 2^n replays

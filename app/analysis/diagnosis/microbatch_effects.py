@@ -19,13 +19,12 @@ from app.analysis.diagnosis.observation import (
     Observation,
     Passes,
     Real,
-    SingleArray,
     lower_median,
     robust_deviation,
     sample,
 )
 from app.analysis.diagnosis.recorded_lengths import RecordedLengths
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, SingleArray
 from app.analysis.replay.robust_statistics import median, peers_median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -208,9 +207,7 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _few_are_long(
-    forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
-) -> bool:
+def _few_are_long(forward: BoolArray, backward: BoolArray, *, several: bool) -> bool:
     """Return whether a few microbatches are long, given masks of these, (passes, steps, dp).
 
     With one stage, many DP ranks must have long microbatches: otherwise a worker has bursts.

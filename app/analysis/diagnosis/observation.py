@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.finding import Uncertainty
 from app.analysis.diagnosis.locations import Hosts, Worker
 from app.analysis.memoize import Memoized
+from app.analysis.quantities import FloatArray, IntArray, SingleArray
 from app.analysis.replay.adaptations.candidate import opens_window
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median, quantile
 from app.analysis.replay.session import ShapeGroup, begins_of, filled_ns, follows_of, with_lags
@@ -28,7 +31,6 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.trace.rank_metadata import recorder_of
 
-SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
 
 _SAMPLE: Final = 60_000

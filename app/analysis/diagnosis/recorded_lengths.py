@@ -10,7 +10,7 @@ import numpy as np
 
 from app.analysis.budget.common_slowdown import CommonFactor, common_factor, computing_ns
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 

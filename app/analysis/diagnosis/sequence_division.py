@@ -16,7 +16,7 @@ import numpy as np
 
 from app.analysis.diagnosis.group_waits import Waiting, Waits, computing_ns, holders
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.robust_statistics import median
 
 FEWEST: Final = 2  # groups that can be compared with one another

@@ -36,7 +36,7 @@ from app.analysis.diagnosis.microbatch_effects import Effects, slowness_by_stage
 from app.analysis.diagnosis.observation import Explained, Observation, lower_median
 from app.analysis.diagnosis.recorded_lengths import slow_together, some_lengths
 from app.analysis.diagnosis.step_gaps import StepGaps
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.parallelism import layers_per_stage
 

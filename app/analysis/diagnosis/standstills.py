@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change, Evidence, Finding, GapLoss, LateLaunches
 from app.analysis.diagnosis.late_launches import first_delays
@@ -15,8 +14,13 @@ from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation, summed
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.step_gaps import NS, StepGaps
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.diagnosis.step_gaps import (
+    StepGaps,
+)
+from app.analysis.quantities import NS, BoolArray, FloatArray, IntArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.wording import name_list, percent
@@ -135,7 +139,7 @@ class _InSteps:
     start_ns: FloatArray
     end_ns: FloatArray
 
-    def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
+    def chosen(self, mine: BoolArray) -> _InSteps:
         """Return the host operations that a mask selects."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
 
@@ -150,7 +154,7 @@ def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> Int
     return np.where(np.isfinite(after.min(axis=0)), nodes[first], -1)
 
 
-def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
+def _follows(starts: FloatArray, operations: _InSteps) -> BoolArray:
     # A launch in the second half of an operation counts as following it, as clocks are read one
     # after the other.
     return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
@@ -281,7 +285,7 @@ class _Guess:
     max_confidence: float
 
 
-def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
+def _guess(gaps: StepGaps, struck: BoolArray) -> _Guess:
     """Return the likeliest reason of the empty gaps before the struck steps."""
     turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
     has_gap = turns.known

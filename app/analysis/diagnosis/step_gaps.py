@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import NS, BoolArray, FloatArray, IntArray
 from app.analysis.replay.host_delays import FEWEST_TURNS, Turns, turns_of
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import BETWEEN_STEPS, GC, OPTIMIZER
-
-NS: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
     return StepGaps(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, has_gap))
 
 
-def _mean(values: FloatArray, has_gap: NDArray[np.bool_]) -> float:
+def _mean(values: FloatArray, has_gap: BoolArray) -> float:
     return float(np.mean(values[has_gap])) if has_gap.any() else 0.0
 
 

@@ -16,11 +16,15 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import Cause
-from app.analysis.diagnosis.observation import Observation, SingleArray, robust_deviation, sample
+from app.analysis.diagnosis.observation import (
+    Observation,
+    robust_deviation,
+    sample,
+)
 from app.analysis.mitigation.fixes import Balancing, Fix
+from app.analysis.quantities import FloatArray, IntArray, SingleArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, Trace

@@ -27,9 +27,9 @@ from app.analysis.mitigation.fixes import (
 from app.analysis.mitigation.layers.costs import LayerCosts, estimate_costs
 from app.analysis.mitigation.layers.execution import BY_LAYERS
 from app.analysis.planning.spec import Layer, MeasuredSession, spec_of_session
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 from app.analysis.trace.parallelism import layers_per_chunk

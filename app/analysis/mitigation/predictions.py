@@ -23,9 +23,9 @@ from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.fixes import Division, Fix, PlannedCollections, as_text
 from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 # Maximum number of table entries, 48 bytes each, which bounds the memory.
 MOST_ENTRIES: Final = 20_000_000

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.spec import WEIGHT_STATES, Spec
+from app.analysis.quantities import FloatArray, IntArray
 from app.errors import Fault, InvalidSpecError
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 # Maximum number of replicas of a stage: the number of combinations grows quickly with the cluster.
 MOST_REPLICAS: Final = 4

@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 FORWARD = 0
 BACKWARD = 1

@@ -24,7 +24,6 @@ from app.analysis.pulse.attribution import (
     slow_together,
     slower_than_own_past,
 )
-from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, REST
 from app.analysis.pulse.notices import (
     Evidence,
@@ -36,6 +35,7 @@ from app.analysis.pulse.notices import (
     describe_ranks,
     hosts_of,
 )
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 _MOST_EPISODES: Final = 16
 
@@ -88,7 +88,7 @@ class Case:
     explains: float = 0.0
     followed: float = 0.0
 
-    def measure(self, numbers: Int64, values: Float64, to: int) -> None:
+    def measure(self, numbers: IntArray, values: FloatArray, to: int) -> None:
         """Add the slow subjects' residuals of steps up to `to` to `total` and `count`."""
         rows = (numbers > self.counted_to) & (numbers <= to) & (numbers >= self.from_step)
         if rows.any() and self.slow:
@@ -146,14 +146,14 @@ class CaseTracker:
     # First step of each recent episode, and the number of the episode's notice.
     episodes: list[tuple[int, int]] = field(default_factory=list)
 
-    def move(self, at: Int64) -> None:
+    def move(self, at: IntArray) -> None:
         """Renumber the subjects of all cases; `at` holds the new column of each old column."""
         for case in self.cases:
             case.lead = int(at[case.lead])
             case.subjects = [int(at[subject]) for subject in case.subjects]
             case.slow = [int(at[subject]) for subject in case.slow]
 
-    def with_open_case(self, number: int) -> Bool:
+    def with_open_case(self, number: int) -> BoolArray:
         """Return which of `number` subjects have an open case, bool[number]."""
         has_case = np.zeros(number, np.bool_)
         for case in self.cases:

@@ -12,11 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 # Columns that identify a row: its rank, step and time.
 KEYS: Final = ("attempt", "step", "rank", "dp_rank", "pp_rank", "time_ns")
@@ -74,29 +71,29 @@ class Pulses:
         Time at which the server received each row, if known: ranks send many steps at once.
     """
 
-    attempt: Int64
-    step: Int64
-    rank: Int64
-    dp_rank: Int64
-    pp_rank: Int64
-    time_ns: Int64
-    step_ns: Int64
-    compute_ns: Int64
-    wait_ns: Int64
-    data_ns: Int64
-    optimizer_ns: Int64
-    gc_ns: Int64
-    tokens: Int64
-    phase: Int64
-    since_ns: Int64
+    attempt: IntArray
+    step: IntArray
+    rank: IntArray
+    dp_rank: IntArray
+    pp_rank: IntArray
+    time_ns: IntArray
+    step_ns: IntArray
+    compute_ns: IntArray
+    wait_ns: IntArray
+    data_ns: IntArray
+    optimizer_ns: IntArray
+    gc_ns: IntArray
+    tokens: IntArray
+    phase: IntArray
+    since_ns: IntArray
     phases: tuple[str, ...] = ()
-    came_ns: Int64 | None = None
+    came_ns: IntArray | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.rank)
 
-    def take(self, rows: slice | Bool | Int64) -> Pulses:
+    def take(self, rows: slice | BoolArray | IntArray) -> Pulses:
         """Return the rows selected by index, mask or slice, in that order."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
@@ -105,7 +102,7 @@ class Pulses:
         return Pulses(**arrays, phases=self.phases, came_ns=came_ns)
 
     @property
-    def known_ns(self) -> Int64:
+    def known_ns(self) -> IntArray:
         """Return the time at which each row was received or, if unknown, written; int64[rows]."""
         return self.time_ns if self.came_ns is None else self.came_ns
 
@@ -129,11 +126,11 @@ def joined(parts: list[Pulses]) -> Pulses:
 
 
 def usable(
-    columns: Mapping[str, tuple[Int64, Bool]],
-    phase: Int64,
+    columns: Mapping[str, tuple[IntArray, BoolArray]],
+    phase: IntArray,
     phases: tuple[str, ...],
     counts: Counter[str],
-    damaged: Bool | None = None,
+    damaged: BoolArray | None = None,
 ) -> Pulses:
     """Return the complete rows, and count the others by code.
 
@@ -170,7 +167,7 @@ def usable(
     return kept.take(good)
 
 
-def _or(values: Int64, there: Bool, other: int) -> Int64:
+def _or(values: IntArray, there: BoolArray, other: int) -> IntArray:
     """Return values whose missing elements are replaced by those of `other`."""
     return values if there.all() else np.where(there, values, other)
 
@@ -200,13 +197,13 @@ class Steps:
 
     group: int
     attempt: int
-    ranks: Int64
-    dp_ranks: Int64
-    pp_ranks: Int64
-    steps: Int64
-    closed_ns: Int64
-    ended_ns: Int64
-    measures: dict[str, Float64]
+    ranks: IntArray
+    dp_ranks: IntArray
+    pp_ranks: IntArray
+    steps: IntArray
+    closed_ns: IntArray
+    ended_ns: IntArray
+    measures: dict[str, FloatArray]
 
     def some(self, rows: slice) -> Steps:
         """Return the steps in a slice."""

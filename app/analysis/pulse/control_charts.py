@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
-from app.analysis.pulse.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.medians import median_of_rows
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 # Scores that open and clear a notice: the probability of a false alarm is about exp(-18) a step.
 _NOTICED: Final = 18.0
@@ -66,7 +67,7 @@ _GRID: Final = 2.0**16
 NOT_RISING: Final = -1
 
 
-def _floats(value: float = 0.0) -> Float64:
+def _floats(value: float = 0.0) -> FloatArray:
     return np.full(0, value)
 
 
@@ -75,33 +76,33 @@ class Charts:
     """A control chart of each subject, with estimates of its noise; arrays are [subjects]."""
 
     # Score for being slow; for subjects with a notice, score for having recovered.
-    score: Float64 = field(default_factory=_floats)
+    score: FloatArray = field(default_factory=_floats)
     # Step at which `score` began to rise from 0.
-    rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    rise: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     # Score for being slow in spells.
-    spells: Float64 = field(default_factory=_floats)
-    ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    spells: FloatArray = field(default_factory=_floats)
+    ready: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    noticed: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     # Whether the subject had a notice at any time since the last stretch ended.
-    touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    touched: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     # Logarithm of the slowdown of each noticed subject.
-    height: Float64 = field(default_factory=_floats)
-    slack: Float64 = field(default_factory=_floats)
-    variance: Float64 = field(default_factory=_floats)
-    deviation: Float64 = field(default_factory=_floats)
-    cap: Float64 = field(default_factory=_floats)
-    one_step: Float64 = field(default_factory=_floats)
-    blocks: Float64 = field(default_factory=_floats)
-    stretches: Float64 = field(default_factory=_floats)
-    middle: Float64 = field(default_factory=_floats)
-    learned: Float64 = field(default_factory=_floats)
-    own_steps: Float64 = field(default_factory=_floats)
-    own_hiccups: Float64 = field(default_factory=_floats)
+    height: FloatArray = field(default_factory=_floats)
+    slack: FloatArray = field(default_factory=_floats)
+    variance: FloatArray = field(default_factory=_floats)
+    deviation: FloatArray = field(default_factory=_floats)
+    cap: FloatArray = field(default_factory=_floats)
+    one_step: FloatArray = field(default_factory=_floats)
+    blocks: FloatArray = field(default_factory=_floats)
+    stretches: FloatArray = field(default_factory=_floats)
+    middle: FloatArray = field(default_factory=_floats)
+    learned: FloatArray = field(default_factory=_floats)
+    own_steps: FloatArray = field(default_factory=_floats)
+    own_hiccups: FloatArray = field(default_factory=_floats)
     steps: float = 0.0
     hiccups: float = 0.0
     followed: float = 0.0
 
-    def grow(self, at: Int64, number: int) -> None:
+    def grow(self, at: IntArray, number: int) -> None:
         """Grow the arrays to `number` subjects; earlier subjects move to the columns `at`."""
         for name in _ARRAYS:
             old = getattr(self, name)
@@ -113,7 +114,7 @@ class Charts:
             new[at] = old
             setattr(self, name, new)
 
-    def run(self, values: Float64, numbers: Int64) -> ChartRun:
+    def run(self, values: FloatArray, numbers: IntArray) -> ChartRun:
         """Return the scores after each of some steps, without changing the charts.
 
         Parameters
@@ -157,16 +158,16 @@ class Charts:
         self.score = run.score[step].copy()
         self.spells = run.spells[step].copy()
 
-    def is_cleared(self) -> Int64:
+    def is_cleared(self) -> IntArray:
         """Return the noticed subjects whose score shows that they recovered, as indices."""
         return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
 
-    def is_noticed(self) -> Int64:
+    def is_noticed(self) -> IntArray:
         """Return the subjects that became slow, as indices, sorted by descending score."""
         subjects = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
         return subjects[np.argsort(-self.score[subjects], kind="stable")]
 
-    def has_spells(self) -> Int64:
+    def has_spells(self) -> IntArray:
         """Return the subjects whose score shows spells, as indices."""
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
@@ -198,22 +199,24 @@ class Charts:
         return True
 
     @property
-    def quiet(self) -> Bool:
+    def quiet(self) -> BoolArray:
         """Return which subjects have neither a notice nor a suspicious score, bool[subjects]."""
         return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
 
     @property
-    def hiccup(self) -> Float64:
+    def hiccup(self) -> FloatArray:
         """Return the residual above which a single step is slow, float64[subjects]."""
         return np.asarray(np.fmax(1.5 * self.slack, _HICCUP * self.deviation))
 
-    def hiccup_share(self) -> Float64:
+    def hiccup_share(self) -> FloatArray:
         """Return the share of slow single steps by subject, at least that of the job."""
         common = (self.hiccups + _RARE[0] * _PRIOR_STEPS) / (self.steps + _PRIOR_STEPS)
         own = (self.own_hiccups + _PRIOR_OWN * common) / (self.own_steps + _PRIOR_OWN)
         return np.clip(np.maximum(own, common), *_RARE)
 
-    def learn(self, values: Float64, middle: Float64, subjects: Subjects, quiet: Bool) -> None:
+    def learn(
+        self, values: FloatArray, middle: FloatArray, subjects: Subjects, quiet: BoolArray
+    ) -> None:
         """Update the estimates of noise from a stretch of steps.
 
         Parameters
@@ -232,7 +235,7 @@ class Charts:
         if not enough.any():
             return
         with np.errstate(invalid="ignore"):
-            variance = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
+            variance = (1.4826 * median_of_known(np.abs(values - middle))) ** 2
             # Clip hiccups, since the rate of hiccups is modelled separately from the variance.
             bound = np.fmax(_HICCUP * np.sqrt(variance), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)
@@ -258,7 +261,9 @@ class Charts:
         self.learned += enough
         self._weigh(subjects)
 
-    def _count_hiccups(self, values: Float64, seen: Int64, subjects: Subjects, ready: Bool) -> None:
+    def _count_hiccups(
+        self, values: FloatArray, seen: IntArray, subjects: Subjects, ready: BoolArray
+    ) -> None:
         with np.errstate(invalid="ignore"):
             slow = (values > self.hiccup) & ready
         number = slow.sum(axis=0)
@@ -320,13 +325,13 @@ class ChartRun:
         Step numbers.
     """
 
-    score: Float64
-    spells: Float64
-    crossed: Bool
-    before: Int64
-    numbers: Int64
+    score: FloatArray
+    spells: FloatArray
+    crossed: BoolArray
+    before: IntArray
+    numbers: IntArray
 
-    def rise(self, step: int) -> Int64:
+    def rise(self, step: int) -> IntArray:
         """Return the step at which each score after step `step` began to rise, int64[subjects]."""
         zero = self.score[step::-1] <= 0
         was_zero, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
@@ -336,7 +341,7 @@ class ChartRun:
         return begun
 
 
-def _summed(added: Float64, start: Float64) -> Float64:
+def _summed(added: FloatArray, start: FloatArray) -> FloatArray:
     """Return cumulative sums over steps, reset to 0 whenever they would become negative."""
     total = np.cumsum(added, axis=0)
     lowest = np.minimum(total, -start)

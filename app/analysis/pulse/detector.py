@@ -11,15 +11,21 @@ import numpy as np
 
 from app.analysis.pulse.attribution import GroupView
 from app.analysis.pulse.cases import CaseTracker
-from app.analysis.pulse.columns import NO_BEAT, Float64, Int64, Pulses, Steps
+from app.analysis.pulse.columns import (
+    NO_BEAT,
+    Pulses,
+    Steps,
+)
 from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.expected_times import Expected, History, Trend
 from app.analysis.pulse.heartbeats import USUAL, HeartbeatMonitor, Limits
 from app.analysis.pulse.measurements import REST, Measured, Subjects
-from app.analysis.pulse.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
+from app.analysis.quantities import FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 # This many first steps of a group, or of a rank that joins, are ignored, because kernels are
 # compiled and caches are filled.
@@ -34,12 +40,12 @@ class Watch:
 
     group: int
     attempt: int
-    ranks: Int64
-    pp_ranks: Int64
-    ages: Int64
+    ranks: IntArray
+    pp_ranks: IntArray
+    ages: IntArray
     closed: int = 0
     # Usual waiting, data loading, optimizer and garbage collection time of a step, nanoseconds.
-    usual_parts_ns: Float64 = field(default_factory=lambda: np.full(4, np.nan))
+    usual_parts_ns: FloatArray = field(default_factory=lambda: np.full(4, np.nan))
     expected: Expected = field(default_factory=Expected)
     charts: Charts = field(default_factory=Charts)
     history: History = field(default_factory=History)
@@ -134,14 +140,14 @@ class Watch:
         quiet = self.charts.quiet & ~self.tracker.with_open_case(subjects.number)
         self.expected.fit_lengths(residuals.values, residuals.lengths, subjects)
         self.expected.begin_levels(residuals.logs)
-        middle = median_of_columns(residuals.values)
+        middle = median_of_known(residuals.values)
         moved = self.expected.learn(residuals, middle, stretch, subjects, quiet=quiet)
         if moved.any():
             residuals.values[:, subjects.of_ranks] -= moved
-            middle = median_of_columns(residuals.values)
+            middle = median_of_known(residuals.values)
         self.charts.learn(residuals.values, middle, subjects, quiet)
         if quiet[REST] or np.isnan(self.usual_parts_ns).any():
-            self.usual_parts_ns = median_of_columns(stretch.parts_ns)
+            self.usual_parts_ns = median_of_known(stretch.parts_ns)
         means = middle.copy()
         means[subjects.of_ranks] += self.expected.offset - self.expected.first_offset
         self.trend.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))

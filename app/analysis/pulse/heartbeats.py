@@ -10,7 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import EXCUSED, FINISHED, NO_BEAT, WAITS_NS, Bool, Int64, Pulses
+from app.analysis.pulse.columns import (
+    EXCUSED,
+    FINISHED,
+    NO_BEAT,
+    WAITS_NS,
+    Pulses,
+)
 from app.analysis.pulse.notices import (
     Evidence,
     Ledger,
@@ -20,6 +26,7 @@ from app.analysis.pulse.notices import (
     describe_ranks,
     hosts_of,
 )
+from app.analysis.quantities import BoolArray, IntArray
 
 _USUAL_STEPS: Final = 5
 # A process may be gone if its heartbeat is more than this many intervals late; then no hang is
@@ -89,7 +96,7 @@ class HeartbeatMonitor:
     ended_ns: int = 0
     last_step: int = -1
     rows: int = 0
-    recent_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    recent_ns: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     excused_ns: int = 0
     finished: bool = False
     open: int = -1
@@ -151,7 +158,7 @@ class HeartbeatMonitor:
                 piece = slice(start, stop)
                 self._quickly(rows.take(piece), times[piece], is_step[piece])
 
-    def _quickly(self, rows: Pulses, times: Int64, is_step: Bool) -> None:
+    def _quickly(self, rows: Pulses, times: IntArray, is_step: BoolArray) -> None:
         """Process rows of a period in which steps ended without a long gap."""
         if is_step.any():
             at = np.flatnonzero(is_step)

@@ -31,12 +31,11 @@ from app.analysis.pulse.columns import (
     MOST_RANKS,
     NO_BEAT,
     UNKNOWN_COLUMN,
-    Bool,
-    Int64,
     Pulses,
     joined,
     usable,
 )
+from app.analysis.quantities import BoolArray, IntArray
 from app.errors import InvalidPulseError
 
 OUT_OF_ORDER: Final = "pulse.out_of_order"
@@ -154,7 +153,7 @@ class PulseFile:
             self._follow(order)
         return order
 
-    def _follow(self, order: _Order) -> Int64:
+    def _follow(self, order: _Order) -> IntArray:
         """Measure the lateness of all rows with `order`; return the ranks in the file."""
         ranks = np.empty(0, np.int64)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
@@ -181,11 +180,11 @@ class _Order:
     late_rows: int = 0
     newest_ns: int = np.iinfo(np.int64).min
     stride: int = 1
-    sample: list[Int64] = field(default_factory=list)
+    sample: list[IntArray] = field(default_factory=list)
     first: dict[int, dict[int, int]] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def add(self, rank: Int64, step: Int64, time: Int64, is_step: Bool) -> None:
+    def add(self, rank: IntArray, step: IntArray, time: IntArray, is_step: BoolArray) -> None:
         """Store the ends of the first steps of each rank."""
         for number in np.unique(rank).tolist():
             if number not in self.first and len(self.first) >= MOST_RANKS:
@@ -196,7 +195,7 @@ class _Order:
                 for row in rows.tolist():
                     ends.setdefault(int(step[row]), int(time[row]))
 
-    def has_compared(self, ranks: Int64) -> bool:
+    def has_compared(self, ranks: IntArray) -> bool:
         """Return whether enough steps of all ranks are stored to compare their clocks."""
         return all(len(self.first.get(rank, ())) >= _COMPARED for rank in ranks.tolist())
 
@@ -213,7 +212,7 @@ class _Order:
             if abs(by) > _WRONG_CLOCK_NS:
                 self.offsets[rank] = by
 
-    def corrected(self, rank: Int64, time: Int64) -> Int64:
+    def corrected(self, rank: IntArray, time: IntArray) -> IntArray:
         """Return the times, corrected by the errors of the ranks' clocks."""
         if not self.offsets:
             return time
@@ -224,7 +223,7 @@ class _Order:
         self.rows, self.late_ns, self.late_rows = 0, 0, 0
         self.newest_ns, self.stride, self.sample = _Order().newest_ns, 1, []
 
-    def follow(self, times: Int64) -> None:
+    def follow(self, times: IntArray) -> None:
         """Measure the lateness of the next rows, and sample their times."""
         if not len(times):
             return
@@ -266,7 +265,7 @@ def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
     return usable(columns, phase, phases, counts, damaged)
 
 
-def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
+def _integers(column: pa.Array[Any]) -> tuple[IntArray, BoolArray]:
     """Return the values of a column, and a mask of the values that are not null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
@@ -286,7 +285,7 @@ def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
     return np.asarray(column).astype(np.int64), valid
 
 
-def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:
+def _phases(batch: pa.RecordBatch) -> tuple[IntArray, tuple[str, ...]]:
     if "phase" not in batch.schema.names:
         return np.full(len(batch), NO_BEAT), ()
     column: Any = batch.column("phase")

@@ -8,8 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Bool, Float64, Steps
+from app.analysis.pulse.columns import (
+    Steps,
+)
 from app.analysis.pulse.notices import Part, Stall
+from app.analysis.quantities import BoolArray, FloatArray
 
 # A step is a stall if it takes longer than this multiple of the usual step time.
 _LONG: Final = 1.3
@@ -59,8 +62,8 @@ class Stalls:
         steps: Steps,
         usual_ns: float,
         computing_ns: float,
-        parts_ns: Float64,
-        first: Bool,
+        parts_ns: FloatArray,
+        first: BoolArray,
     ) -> None:
         """Count the stalls among the given steps.
 

@@ -20,15 +20,13 @@ from app.analysis.pulse.columns import (
     MEASURES,
     MOST_RANKS,
     WAITS_NS,
-    Bool,
-    Float64,
-    Int64,
     Pulses,
     Steps,
 )
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 
-def highest_before(values: Int64, whose: Int64, earlier: Int64) -> Int64:
+def highest_before(values: IntArray, whose: IntArray, earlier: IntArray) -> IntArray:
     """Return for each row the highest value in earlier rows of the same rank.
 
     Parameters
@@ -112,7 +110,7 @@ TOO_MANY_RANKS: Final = "pulse.too_many_ranks"
 INCOMPLETE: Final = "pulse.incomplete_step"
 
 
-def _none() -> Int64:
+def _none() -> IntArray:
     return np.empty(0, np.int64)
 
 
@@ -141,24 +139,24 @@ class StepAssembler:
 
     group: int = -1
     attempt: int = -1
-    ranks: Int64 = field(default_factory=_none)
-    dp_ranks: Int64 = field(default_factory=_none)
-    pp_ranks: Int64 = field(default_factory=_none)
-    joined: Int64 = field(default_factory=_none)
-    absent: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    last_step: Int64 = field(default_factory=_none)
-    last_ns: Int64 = field(default_factory=_none)
+    ranks: IntArray = field(default_factory=_none)
+    dp_ranks: IntArray = field(default_factory=_none)
+    pp_ranks: IntArray = field(default_factory=_none)
+    joined: IntArray = field(default_factory=_none)
+    absent: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    last_step: IntArray = field(default_factory=_none)
+    last_ns: IntArray = field(default_factory=_none)
     changed: list[int] = field(default_factory=list)
     last_closed: int = -1
     formed: bool = False
     rows: int = 0
     group_rows: int = 0
-    steps: Int64 = field(default_factory=_none)
-    first_ns: Int64 = field(default_factory=_none)
-    order: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    ended_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    known_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    values: Float64 = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
+    steps: IntArray = field(default_factory=_none)
+    first_ns: IntArray = field(default_factory=_none)
+    order: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    ended_ns: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    known_ns: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    values: FloatArray = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
     counts: Counter[str] = field(default_factory=Counter)
     waits_ns: int = WAITS_NS
 
@@ -203,7 +201,7 @@ class StepAssembler:
         """Yield all open steps, complete or not, and forget them."""
         yield from self._flush()
 
-    def _count(self, code: str, rows: Bool) -> None:
+    def _count(self, code: str, rows: BoolArray) -> None:
         number = int(np.count_nonzero(rows))
         if number:
             self.counts[code] += number
@@ -271,7 +269,7 @@ class StepAssembler:
             self.values = np.pad(self.values, ((0, 0), (0, 0), (0, size)), constant_values=np.nan)
         return rows
 
-    def _places(self, ranks: Int64) -> Int64:
+    def _places(self, ranks: IntArray) -> IntArray:
         highest = int(self.ranks.max())
         if highest < _TABLE:
             table = np.empty(highest + 1, np.int64)
@@ -280,7 +278,7 @@ class StepAssembler:
         order = np.argsort(self.ranks)
         return np.asarray(order[np.searchsorted(self.ranks, ranks, sorter=order)])
 
-    def _repeated(self, rows: Pulses, place: Int64) -> Bool:
+    def _repeated(self, rows: Pulses, place: IntArray) -> BoolArray:
         """Return which rows repeat, at a later time, a step that the same rank had ended before."""
         # NumPy sorts 16-bit integers by radix sort, several times as fast as wider ones.
         order = np.argsort(place.astype(np.int16), kind="stable")
@@ -348,7 +346,7 @@ class StepAssembler:
         if excess > 0:
             yield from self._flush(excess)
 
-    def _widen(self, steps: Int64) -> None:
+    def _widen(self, steps: IntArray) -> None:
         """Grow the arrays of the open steps to include new step numbers."""
         every = np.union1d(self.steps, steps)
         if len(every) == len(self.steps):
@@ -413,7 +411,7 @@ class StepAssembler:
         if start:
             yield from self._taken(np.concatenate(closed_at), np.concatenate(closed_ns))
 
-    def _lags(self) -> tuple[Int64, Int64]:
+    def _lags(self) -> tuple[IntArray, IntArray]:
         """Return the number and the end time of the row at which each step stops waiting."""
         many = max(1, int(np.ceil(_MANY * len(self.ranks))))
         there = np.where(self.order >= 0, self.order, _NEVER)
@@ -444,12 +442,12 @@ class StepAssembler:
             end = np.where(self.order[:number] >= 0, self.ended_ns[:number], -1).max(axis=1)
             yield from self._taken(np.arange(number), end)
 
-    def _taken(self, at: Int64, closed_ns: Int64) -> Iterator[Steps]:
+    def _taken(self, at: IntArray, closed_ns: IntArray) -> Iterator[Steps]:
         """Remove the first open steps, and yield those that enough ranks sent."""
         count = len(at)
         there = self.order[:count] >= 0
         enough = there.sum(axis=1) >= _MANY * len(self.ranks)
-        kept: slice | Bool = slice(None)
+        kept: slice | BoolArray = slice(None)
         if not enough.all():
             self.counts[INCOMPLETE] += int((~enough).sum())
             kept = enough
@@ -473,7 +471,7 @@ class StepAssembler:
             yield steps
 
 
-def _distinct(steps: Int64) -> Int64:
+def _distinct(steps: IntArray) -> IntArray:
     """Return the distinct step numbers, sorted; fast for input that is mostly sorted."""
     if (steps[1:] < steps[:-1]).any():
         return np.unique(steps)

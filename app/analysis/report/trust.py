@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.quantities import NS_A_SECOND, FloatArray
 from app.analysis.replay.adaptations.kind import SENTENCES
 from app.analysis.replay.clock_alignment import clocks_apart_ns
 from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.missing_operations import collectives_with_absent
 from app.analysis.replay.no_verdict import Unseen
@@ -34,7 +34,6 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.wording import NBSP, name_list, percent
 
 PIECE_ROWS: Final = 1 << 17
-NS_A_SECOND: Final = 1e9
 # The time in collectives with missing workers is mentioned from this share of a step.
 WORTH_SAYING: Final = 0.05
 CLOCK_WARNING: Final = 0.01  # share of a step from which clock offsets are warned of

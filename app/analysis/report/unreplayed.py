@@ -21,18 +21,17 @@ from operator import attrgetter
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.build import Met, arrivals_of
 from app.analysis.arrivals.document import Breakdown
 from app.analysis.arrivals.lanes import lanes_of
 from app.analysis.diagnosis.verdict import Verdict
+from app.analysis.quantities import NS_A_SECOND, FloatArray, IntArray
 from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.impossible_times import (
     BEYOND_SESSION,
     FAR_ABOVE,
     GOES_ON,
-    NS_A_SECOND,
     ImpossibleDuration,
     without_unusable,
 )
@@ -45,8 +44,6 @@ from app.analysis.trace.metadata import not_replayed_reason
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
 from app.analysis.wording import name_list, percent
 from app.errors import UnanalyzableError
-
-IntArray = NDArray[np.int64]
 
 _COMPUTING: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 _NEVER: Final = np.iinfo(np.int64).max
@@ -90,7 +87,7 @@ def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDurati
     return replace(trace, duration_ns=duration_ns), tuple(impossible)
 
 
-def _usual_ns(trace: Trace) -> NDArray[np.float64]:
+def _usual_ns(trace: Trace) -> FloatArray:
     """Return the median duration of each operation's type on its rank, (operations,), ns."""
     of = trace.rank.astype(np.int64) * len(trace.op_names) + trace.op
     order = np.lexsort((trace.duration_ns, of))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, needs_step_begins
 from app.analysis.diagnosis.finding import (
@@ -38,7 +37,7 @@ from app.analysis.diagnosis.standstills import (
     unnamed_first_delays,
     with_recorded,
 )
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.trace.model import CHECKPOINT as RECORDED
 
 
@@ -73,7 +72,7 @@ class _Standstill:
 
     # (steps,): lateness of each step's begin: the earliest stage's median over the DP ranks
     late_ns: FloatArray
-    struck: NDArray[np.bool_]  # (steps,): the steps that stand still
+    struck: BoolArray  # (steps,): the steps that stand still
     apart: int  # their interval in steps, or a divisor of it; 0 for a single step
     stages: int  # stages whose first operations are recorded
     dp: int | None = None  # the only DP rank that stands still; None if all do

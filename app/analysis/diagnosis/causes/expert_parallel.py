@@ -28,7 +28,7 @@ from app.analysis.diagnosis.group_waits import (
 from app.analysis.diagnosis.locations import FigureView, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.finding import (
@@ -20,7 +19,7 @@ from app.analysis.diagnosis.finding import (
 from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
 _NAMED_STAGES: Final = 8
@@ -94,7 +93,7 @@ def _find(signs: Signs) -> Finding | None:
         "…" if len(stages) > _NAMED_STAGES else ""
     )
     worst = int(np.argmax(delays.sum(axis=(0, 2))))
-    on_time: dict[int, NDArray[np.bool_]] = {node: delay > 0 for node, delay in held.items()}
+    on_time: dict[int, BoolArray] = {node: delay > 0 for node, delay in held.items()}
     return Finding(
         change=Change(on_time=on_time),
         evidence=(

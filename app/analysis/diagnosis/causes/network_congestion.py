@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.finding import (
@@ -26,7 +25,7 @@ from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.locations import FigureView, JobFacts, SlowSpells, StepView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
@@ -72,12 +71,12 @@ class _Traffic:
     by_step: FloatArray  # (steps,): level of the median line ÷ that in the quietest steps
 
     @property
-    def slow(self) -> NDArray[np.bool_]:
+    def slow(self) -> BoolArray:
         """Return the steps in which transfers are slow, shape (steps,)."""
         return np.asarray(self.by_step >= THRESHOLDS.slow)
 
     @property
-    def quiet(self) -> NDArray[np.bool_]:
+    def quiet(self) -> BoolArray:
         """Return the steps in which only the job itself uses the network, shape (steps,)."""
         return np.asarray(self.by_step < THRESHOLDS.quiet)
 
@@ -206,8 +205,8 @@ def _find(signs: Signs) -> Finding | None:
 def _as_when_quiet(
     observation: Observation,
     moved: list[tuple[int, ...]],
-    slow: NDArray[np.bool_],
-    busy: NDArray[np.bool_],
+    slow: BoolArray,
+    busy: BoolArray,
 ) -> dict[int, FloatArray]:
     """Return a carrier's quiet transfer times for busy steps, by node, shape (steps, dp), ns.
 

@@ -12,7 +12,6 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
@@ -38,7 +37,7 @@ from app.analysis.diagnosis.locations import (
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, scatter_of_most
 from app.analysis.diagnosis.recorded_lengths import SlowTogether, slow_together
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import recorded_step_times
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GC
@@ -179,11 +178,11 @@ def _are_of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
     return scattered and signs.effects is not None and signs.effects.difference.differ
 
 
-def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
+def _times(level: FloatArray, slow: BoolArray) -> float:
     return float(np.mean(level[slow]))
 
 
-def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
+def _when(steps: IntArray, slow: BoolArray) -> str:
     """Return the words for the steps in which all workers are slow."""
     places = np.flatnonzero(slow)
     first, last = int(places[0]), int(places[-1])

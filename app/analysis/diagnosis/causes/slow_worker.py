@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_peers
 from app.analysis.diagnosis.finding import (
@@ -36,13 +35,12 @@ from app.analysis.diagnosis.locations import (
 from app.analysis.diagnosis.microbatch_effects import Effects
 from app.analysis.diagnosis.observation import (
     Observation,
-    SingleArray,
     held_against_peers,
     lower_median,
     scatter_of_most,
 )
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, SingleArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -89,7 +87,7 @@ class _Slow:
     # by operation type: computing time ÷ that of the stage's peers
     times: Mapping[str, FloatArray]
     level: FloatArray  # the same of forward and backward combined
-    when: NDArray[np.bool_]  # the steps in which each worker is slow
+    when: BoolArray  # the steps in which each worker is slow
 
     def excess(self) -> FloatArray:
         """Return each worker's mean excess over its peers, shape (pp, dp)."""
@@ -101,9 +99,9 @@ class _Bursts:
     """Passes that take far longer than the other passes of their worker."""
 
     limit: float  # a pass is slow beyond this multiple of its worker's typical time
-    workers: NDArray[np.bool_]  # (pp, dp): workers with many such passes
+    workers: BoolArray  # (pp, dp): workers with many such passes
 
-    def of(self, residual: SingleArray) -> NDArray[np.bool_]:
+    def of(self, residual: SingleArray) -> BoolArray:
         """Return a mask of the slow passes among a worker's residuals."""
         return np.asarray(residual > self.limit)
 
@@ -261,7 +259,7 @@ def _shorten_bursts(
 
 
 def _ratios(
-    slowness: Mapping[str, FloatArray], worker: Worker, when: NDArray[np.bool_]
+    slowness: Mapping[str, FloatArray], worker: Worker, when: BoolArray
 ) -> tuple[float, float]:
     """Return a worker's mean computing time ÷ its peers', for forwards and for backwards."""
     dp, pp = worker
@@ -298,7 +296,7 @@ def _evidence(
     return lines
 
 
-def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
+def _when(observation: Observation, slow: BoolArray) -> str:
     """Return the words for the steps in which a worker is slow."""
     count, share = len(slow), float(np.mean(slow))
     if count == 1:

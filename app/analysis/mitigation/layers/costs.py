@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.observation import Observation, lower_median
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 

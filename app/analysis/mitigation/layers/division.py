@@ -24,8 +24,8 @@ from app.analysis.mitigation.layers.costs import (
 )
 from app.analysis.mitigation.layers.execution import TypicalStep, find_owners
 from app.analysis.mitigation.layers.search import EQUAL, search
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.engine.simulator import Replacement
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.model import FORWARD_COMPUTE
 from app.analysis.trace.parallelism import layers_per_chunk

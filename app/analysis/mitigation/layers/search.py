@@ -15,7 +15,7 @@ import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts, StageCapacity
 from app.analysis.mitigation.layers.execution import Chain, TypicalStep
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 
 # Layer prices that differ by a smaller share are equal: the difference is rounding.
 _ALIKE: Final = 1e-9

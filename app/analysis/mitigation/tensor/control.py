@@ -14,13 +14,15 @@ from enum import IntEnum, StrEnum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
-from app.analysis.mitigation.tensor.group import STRAGGLES, FloatArray, Group, Shares
-
-BoolArray = NDArray[np.bool_]
+from app.analysis.mitigation.tensor.group import (
+    STRAGGLES,
+    Group,
+    Shares,
+)
+from app.analysis.quantities import BoolArray, FloatArray
 
 # Maximum and minimum number of latest reports from which noise is estimated.
 LOOKED_BACK: Final = 32

@@ -15,8 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
+from app.analysis.mitigation.tensor.group import (
+    Affine,
+    Costs,
+    Group,
+    Shares,
+)
 from app.analysis.mitigation.tensor.prediction import busy_s, levelled, predicted_s, routed, slices
+from app.analysis.quantities import FloatArray, IntArray
 
 # Number of bisections of [0, 1] after which the interval is below the resolution of a double.
 _HALVINGS: Final = 60

@@ -9,7 +9,13 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
+from app.analysis.mitigation.tensor.group import (
+    Affine,
+    Costs,
+    Group,
+    Shares,
+)
+from app.analysis.quantities import FloatArray, IntArray
 
 
 def renumbered(rank: int, sender: int, ranks: int) -> int:

@@ -30,12 +30,11 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fixes import Fix
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
 from app.analysis.mitigation.tensor.group import Group
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import Trace
 from app.analysis.wording import name_list, percent
 
-NS: Final = 1e-9
 # Maximum γ whose loss of accuracy is tolerable according to the paper's measurements.
 ACCURACY_BUDGET: Final = 0.25
 # Assumed number of columns of a rank if the metadata lack it.
@@ -109,8 +108,11 @@ def advise_session(
     waits = waiting_groups(observation, measure_waits(observation))
     slow = [group for group in waits if group.cell in workers][:MOST_GROUPS]
     columns = trace.meta.extra.get(COLUMNS_KEY)
-    is_number = isinstance(columns, int) and not isinstance(columns, bool)
-    if not is_number or not 1 <= columns <= MOST_COLUMNS:
+    if (
+        isinstance(columns, bool)
+        or not isinstance(columns, int)
+        or not 1 <= columns <= MOST_COLUMNS
+    ):
         columns = None
     total = computing_ns(observation)
     steps = len(observation.layout.steps)

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import synchronization_ps
@@ -34,9 +33,7 @@ from app.analysis.planning.job.price_bounds import Bundle
 from app.analysis.planning.job.space import Space, pace_after
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from app.analysis.quantities import FloatArray, IntArray
 
 # Maximum number of microbatches for which the fastest pipeline is kept for each number separately;
 # larger numbers share one entry.

@@ -8,11 +8,9 @@ holds the cuts that are optimal in ΣC and max C; for every n, the best cut is o
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.cuts import cover, most_microbatches
 from app.analysis.planning.job.space import (
@@ -24,8 +23,7 @@ from app.analysis.planning.job.space import (
     template_of,
 )
 from app.analysis.planning.problem import divisors
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 # Relative precision of the iteration time at which the bisection over divisions ends.
 _CLOSE: Final = 1e-4

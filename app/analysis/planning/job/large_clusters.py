@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.counted_bounds import CountedBound, counted_bound
 from app.analysis.planning.job.cuts import cover, most_microbatches
@@ -37,10 +36,7 @@ from app.analysis.planning.job.price_bounds import priced_bound
 from app.analysis.planning.job.space import NO_BOUND, BestJobs, JobPlan, Space, Unit
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
-
-IntArray = NDArray[np.int64]
-
-FloatArray = NDArray[np.float64]
+from app.analysis.quantities import FloatArray, IntArray
 
 # Maximum number of nodes of each type in a small candidate unit, and maximum number of candidate
 # units.
@@ -238,7 +234,7 @@ class _Range:
 
     number: int
     dp_counts: tuple[int, ...]
-    prices: NDArray[np.float64] | None = None  # of the parent range until `priced`
+    prices: FloatArray | None = None  # of the parent range until `priced`
     priced: bool = False
     counted: CountedBound | None = None
 
@@ -283,7 +279,7 @@ def _bisect_ranges(
     if heap:
         _improve_best(best, _fraction_of(budget, _FIRST_SHARE))
     built: dict[int, list[int]] = {}
-    prices: dict[int, NDArray[np.float64]] = {}
+    prices: dict[int, FloatArray] = {}
     looked = 0
     while heap and heap[0][0] < best.time_ps:
         bound, _, range_ = heap[0]
@@ -327,7 +323,7 @@ def _tighten_bound(space: Space, range_: _Range, target_ps: int, budget: SearchB
     return range_.counted.bound_ps
 
 
-def _prices(range_: _Range) -> NDArray[np.float64]:
+def _prices(range_: _Range) -> FloatArray:
     if range_.prices is None:
         raise AssertionError(range_)  # called for priced ranges only
     return range_.prices

@@ -25,16 +25,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import synchronization_ps
 from app.analysis.planning.job.space import KernelCosts, Space
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import FloatArray
 
 # Relative size of the first price change, and number of Newton steps for each smoothing width.
 _REACH: Final = 0.3

@@ -6,13 +6,11 @@ Transfers are part of the receiving stage's time, as with blocking sends and rec
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.space import JobPipeline, JobPlan, Space, arrange, padded
 from app.analysis.planning.template import execute
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 
 def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.costs import synchronization_ps
 from app.analysis.planning.job.heterogeneous import (
@@ -42,6 +41,7 @@ from app.analysis.planning.job.space import (
 from app.analysis.planning.job.spec import INTERLEAVES, MICROBATCHES, JobSpec, Recompute
 from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 # Lower bound of all plans with given sizes and number of pipelines dp.
 # Embedding and head count as the number of blocks that takes the same time, on the type where this
@@ -58,11 +58,6 @@ from app.analysis.planning.search.budget import SearchBudget
 # T ≥ A + (N − dp)·L/R + dp·τ/(x_max·R). The third bound (`_bound_by_pass`): each pipeline has a
 # device on which a pass takes at most T, so at least dp devices are that fast. With v chunks per
 # stage a bubble takes 1/v of the time.
-
-
-FloatArray = NDArray[np.float64]
-
-IntArray = NDArray[np.int64]
 
 
 def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
@@ -124,7 +119,7 @@ def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatA
     return slowest
 
 
-def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
+def _may_fit(space: Space, dp: IntArray) -> BoolArray:
     """Return whether dp models may fit all devices, and one model the shortest pipeline."""
     arrays, layers = space.arrays, space.layers
     if not np.isfinite(arrays.capacity).all():

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import (
@@ -26,9 +25,7 @@ from app.analysis.planning.job.costs import (
 from app.analysis.planning.job.cuts import best_cut, front_of
 from app.analysis.planning.job.spec import JobDevice, JobSpec, Recompute
 from app.analysis.planning.problem import divisors
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from app.analysis.quantities import FloatArray, IntArray
 
 # Bound if there is no plan: larger than any time, ps.
 NO_BOUND: Final = 2**63 - 1

@@ -15,11 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 FAR = 1 << 61
 

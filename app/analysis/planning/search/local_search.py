@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import PlanningProblem
@@ -44,6 +43,7 @@ from app.analysis.planning.template import (
     stage_times,
     unevenness,
 )
+from app.analysis.quantities import FloatArray, IntArray
 
 
 def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Template]:
@@ -78,9 +78,6 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
             layer = end
     return number_nodes(problem, parts)
 
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 # Kinds of template time that `climb` keeps at most at `limit_ps`.
 NOTHING = 0
