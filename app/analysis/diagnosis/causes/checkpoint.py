@@ -48,9 +48,9 @@ class Thresholds:
     # A rank takes part in a checkpoint when it begins late by this share of the job's mean
     # standstill.
     alike: float = 0.5
-    # A stage takes part when it begins late by this share of the mean standstill.
-    others: float = 0.25
     # A stage takes part when it begins late by this share of the job's mean standstill.
+    others: float = 0.25
+    # All ranks write the checkpoint when this share of each stage's DP ranks takes part.
     ranks: float = 0.75
     # A stage also waits for another reason when it begins a step without a checkpoint late by this
     # share of a standstill.
