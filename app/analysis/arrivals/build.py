@@ -118,7 +118,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class MeasuredArrivals:
     """Late arrivals and step-time breakdown of a trace, and the lanes they were computed from."""
 
     arrivals: Arrivals | None  # None if no two ranks meet
@@ -126,7 +126,7 @@ class Met:
     lanes: Lanes
 
 
-def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
+def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> MeasuredArrivals:
     """Return the late arrivals at collectives and the breakdown of step time.
 
     Parameters
@@ -140,7 +140,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
     computing = own_computing(lanes)
     breakdown = breakdown_of(lanes, computing)
     if not len(lanes.meetings):
-        return Met(None, breakdown, lanes)
+        return MeasuredArrivals(None, breakdown, lanes)
     absent = absent_ranks(trace, lanes.meetings.groups)
     lateness = lateness_of(lanes, computing, absent, breakdown.step_s / NS)
     columns = _columns(lanes, lateness)
@@ -153,7 +153,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
         clocks_apart_s=lanes.clocks_apart_ns * NS,
         partings=lanes.meetings.partings,
     )
-    return Met(arrivals, breakdown, lanes)
+    return MeasuredArrivals(arrivals, breakdown, lanes)
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:

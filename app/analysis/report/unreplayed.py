@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.arrivals.build import Met, arrivals_of
+from app.analysis.arrivals.build import MeasuredArrivals, arrivals_of
 from app.analysis.arrivals.document import Breakdown
 from app.analysis.arrivals.lanes import lanes_of
 from app.analysis.diagnosis.verdict import Verdict
@@ -171,7 +171,7 @@ class Prepared:
     trace: Trace
     replayed: Replayed
     unseen: Unseen | None  # why whole steps are replayed; None if operations are
-    met: Met | None  # arrivals and breakdown; None if not computed yet
+    met: MeasuredArrivals | None  # arrivals and breakdown; None if not computed yet
 
 
 def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
