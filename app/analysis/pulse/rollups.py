@@ -170,7 +170,7 @@ class Sums:
 
 
 _SCALARS: Final = tuple(field.name for field in fields(Sums) if field.type == "int")
-_ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.type == "Int64")
+_ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.name not in _SCALARS)
 
 
 def to_bytes(sums: Sums) -> bytes:
