@@ -17,10 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """Compile a function of numbers and arrays at its first call; cache the machine code on disk.
 
-    Other threads run while the function runs, so that a worker continues to renew its lease. If no
-    directory for the cache is writable, every process compiles for itself.
-
-    Where no directory for the cache can be written, every process compiles for itself.
+    The function releases the GIL, so that a worker's other threads can renew its lease meanwhile.
+    If no directory for the cache is writable, every process compiles for itself.
     """
     try:
         kept = numba.njit(cache=True, nogil=True)(function)
@@ -39,8 +37,8 @@ def forget_older(kept: Path, source: Path) -> None:
     Numba opens an index file before it checks the file's age, and fails if the index names a class
     that the source no longer has: after an update in place every analysis would fail.
     """
-    # Another process may delete the files at the same time, or they belong to another account,
-    # whose installation this process does not update.
+    # Another process may delete the files at the same time, or they belong to an account whose
+    # installation this process must not update.
     with suppress(OSError):
         changed_ns = source.stat().st_mtime_ns
         for index in kept.glob(f"{source.stem}.*.nbi"):

@@ -1,9 +1,9 @@
 """The only reader of YAML and JSON documents that users wrote.
 
 Time and memory are proportional to the length of a text: JSON may have megabytes, YAML a quarter of
-a megabyte (its reader takes a thousand times as long per byte). Refused is content that multiplies
-or hides other content: aliases, repeated keys, numbers that JSON does not have, nesting that no
-document of this project needs, numbers of thousands of digits.
+a megabyte (its reader takes a thousand times as long per byte). The reader refuses content that
+multiplies or hides other content: aliases, repeated keys, numbers that JSON does not have, nesting
+that no document of this project needs, numbers of thousands of digits.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _Loader: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLo
 
 
 class UnreadableDocumentError(Exception):
-    """A text is not a valid document.
+    """Error: a text is not a valid document.
 
     Parameters
     ----------
     message : str
         One sentence for a person.
     code : str
-        ``malformed`` or ``too_large``; the kind of document stands before it where it is shown.
+        ``malformed`` or ``too_large``; callers prefix it with the kind of document.
     line : int or None
-        1-based, where the reader knows it.
+        1-based line of the fault, if the reader knows it.
     """
 
     def __init__(self, message: str, code: str = "malformed", line: int | None = None) -> None:
@@ -57,7 +57,7 @@ def document_text(path: Path) -> str:
     Raises
     ------
     UnreadableDocumentError
-        It is too long, or not UTF-8.
+        The text is too long, or not UTF-8.
     OSError
         The file cannot be read.
     """
@@ -78,12 +78,13 @@ def load_document(text: str) -> object:
     Parameters
     ----------
     text : str
-        JSON is tried first: it is a subset of YAML but for tabs and surrogates, and much faster.
+        Tried as JSON first, which is a subset of YAML but for tabs and surrogates, and much faster
+        to read.
 
     Raises
     ------
     UnreadableDocumentError
-        It is neither, or over a bound of this module.
+        The text is neither JSON nor YAML, or exceeds a limit of this module.
 
     Examples
     --------
@@ -104,9 +105,9 @@ def load_json(text: str) -> object:
     Raises
     ------
     UnreadableDocumentError
-        A key stands twice in one mapping, a number is none of JSON's, or the nesting is too deep.
+        A key is repeated in a mapping, a number is not a JSON number, or the nesting is too deep.
     ValueError
-        It is not JSON.
+        The text is not JSON.
     """
     try:
         return json.loads(
@@ -131,10 +132,10 @@ def _finite(text: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise UnreadableDocumentError("a key stands twice in one mapping")
-    return found
+    return mapping
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
@@ -143,7 +144,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
     Parameters
     ----------
     text : str
-        What `load_document` has read. What is too long for YAML has no lines.
+        A text that `load_document` has read. A text too long for YAML yields no lines.
 
     Examples
     --------

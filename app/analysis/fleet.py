@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.metrics import STRAGGLING
-
-Floats = NDArray[np.float64]
 
 # Highest number of points of a curve.
 POINTS: Final = 200
@@ -30,19 +28,19 @@ class Point:
     words: str
 
 
-# Waste of all jobs (section 4.1).
+# Published distribution of the waste of all jobs (section 4.1).
 PAPER_WASTE: Final = (
     Point(1 - 1 / STRAGGLING, 0.575, "42.5 % of jobs straggle"),
     Point(0.213, 0.9, "10 % waste 21.3 % or more"),
     Point(0.45, 0.99, "1 % waste 45.0 % or more"),
 )
-# Slowdown of the steps of straggling jobs, relative to the job's (section 4.2).
+# Published slowdown of the steps of straggling jobs, relative to the job's slowdown (section 4.2).
 PAPER_STEPS: Final = (Point(1.0, 0.5, "median 1.00"), Point(1.06, 0.9, "90 % below 1.06"))
-# M_W, M_S and correlation of straggling jobs (sections 5.1 to 5.3).
+# Published M_W, M_S and correlation of straggling jobs (sections 5.1 to 5.3).
 PAPER_M_W: Final = (Point(0.5, 0.983, "1.7 % from 0.5"),)
 PAPER_M_S: Final = (Point(0.5, 0.607, "39.3 % from 0.5"),)
 PAPER_CORRELATION: Final = (Point(0.9, 0.786, "21.4 % from 0.9"),)
-# Wasted share of all GPU-hours (section 4.1).
+# Published wasted share of all GPU-hours (section 4.1).
 PAPER_WASTED: Final = 0.104
 
 
@@ -58,12 +56,12 @@ def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, flo
     """
     if not len(values):
         return ()
-    found, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     shares = np.cumsum(counts) / len(values)
-    if len(found) > points:
-        kept = np.unique(np.linspace(0, len(found) - 1, points).round().astype(int))
-        found, shares = found[kept], shares[kept]
-    return tuple(zip(found.tolist(), shares.tolist(), strict=True))
+    if len(distinct) > points:
+        kept = np.unique(np.linspace(0, len(distinct) - 1, points).round().astype(int))
+        distinct, shares = distinct[kept], shares[kept]
+    return tuple(zip(distinct.tolist(), shares.tolist(), strict=True))
 
 
 def share_from(values: Sequence[float], bound: float) -> float:
@@ -71,14 +69,14 @@ def share_from(values: Sequence[float], bound: float) -> float:
     return sum(value >= bound for value in values) / len(values) if values else 0.0
 
 
-def rank_correlation(first: Floats, second: Floats) -> float:
+def rank_correlation(first: FloatArray, second: FloatArray) -> float:
     """Return Spearman's coefficient; NaN without values, or if all values of a side are equal."""
     if len(first) == 0 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
-def _ranks(values: Floats) -> Floats:
+def _ranks(values: FloatArray) -> FloatArray:
     """Return the rank of each value; equal values get their mean rank."""
     _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[position])
@@ -88,7 +86,7 @@ def _ranks(values: Floats) -> Floats:
 class Class:
     """Jobs of about the same size, or with sequences of about the same length."""
 
-    # low, high: sizes from `low` on, below `high`
+    # low, high: the class has the jobs of size `low` ≤ size < `high`
     low: float
     high: float
     jobs: int

@@ -27,14 +27,14 @@ def to_json(value: object, *, compact: bool = False) -> str:
     value : object
         A dataclass, or mappings, sequences and scalars, with dataclasses anywhere in them.
     compact : bool
-        Without spaces, as documents are stored.
+        Whether to write no spaces, as documents are stored.
 
     Raises
     ------
     ValueError
-        A number is NaN or infinite, which JSON has no way to say.
+        A number is NaN or infinite, which JSON cannot represent.
     TypeError
-        A value is none of these.
+        The value contains an object of another type.
 
     Examples
     --------
@@ -72,12 +72,12 @@ def json_name(name: str) -> str:
 
 
 def _members(value: object) -> dict[str, object]:
-    found = {}
+    plain_members = {}
     for item, key in _keys(type(value)):  # type: ignore[arg-type]
         member = getattr(value, item.name)
         if "omitted" not in item.metadata or member != item.default:
-            found[key] = member
-    return found
+            plain_members[key] = member
+    return plain_members
 
 
 @cache

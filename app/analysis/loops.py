@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- Whether compiled loops do the work, or NumPy, which is there at once; and on which arrays ---
+# Choice between compiled loops and NumPy, and the form of arrays for which loops are compiled.
 
 
 _Array = TypeVar("_Array", bound=NDArray[Any])
@@ -23,8 +23,8 @@ _Array = TypeVar("_Array", bound=NDArray[Any])
 # Number of operations from which compiled loops pay: loading the compiler's run-time takes about
 # half a second, as long as NumPy takes to analyze this number of operations.
 COMPILED_FROM: Final = 1_000_000
-# If this module is loaded, the compiler's run-time is loaded too: by `warm_up`, or for an earlier
-# large session.
+# Name of the module whose import loads the compiler's run-time, either in `warm_up` or for an
+# earlier large session.
 _COMPILED: Final = "app.analysis.replay.engine.compiled_replay"
 
 
@@ -45,13 +45,13 @@ def in_rows(array: _Array) -> _Array:
 
 
 def frozen(array: _Array) -> _Array:
-    """Return a C-contiguous, read-only view of an array for a loop that only reads it."""
+    """Return a C-contiguous, read-only view of an array, for a compiled loop that only reads it."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return cast("_Array", view)
 
 
-# ---- Parts of one computation on several cores; for compiled loops, which let other threads run --
+# Division of a computation over several cores, for compiled loops, which release the GIL.
 
 
 Part = TypeVar("Part")

@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 class Memoized:
-    """Mixin of an object that keeps functions' results about it; subclasses define `_memo`."""
+    """Mixin of an object that caches, in `_memo`, the results of functions called with it."""
 
     __slots__ = ()
 

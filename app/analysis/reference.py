@@ -1,7 +1,7 @@
 """Reference of a document's fields: their types and the docstrings below them.
 
-The documentation's site lists the fields, and the OpenAPI document takes its descriptions from
-them.
+The documentation's site lists the fields, and the OpenAPI document takes field descriptions from
+here.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Reference:
 
     def types(self) -> list[type]:
         """Return the dataclasses of the document, each before the classes of its members."""
-        found: list[type] = []
+        kinds: list[type] = []
         for root in self.roots:
-            collect(root, found)
-        return found
+            collect(root, kinds)
+        return kinds
 
     def tables(self) -> str:
         """Return Markdown: a section with a table of fields for each type."""
@@ -84,26 +84,26 @@ def members(kind: type) -> list[Member]:
     """
     described = field_docs(kind)
     hints = get_type_hints(kind)
-    found = []
+    keys = []
     for item in fields(kind):
         hint, optional = hints[item.name], "omitted" in item.metadata
         constant = get_origin(hint) is Literal and len(get_args(hint)) == 1
         text = "Which object this is." if constant else described[item.name]
-        found.append(Member(json_name(item.name), _words(hint, optional=optional), text, optional))
-    return found
+        keys.append(Member(json_name(item.name), _words(hint, optional=optional), text, optional))
+    return keys
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and its bases, with JSON's type names."""
-    found: dict[str, str] = {}
+    """Return the docstring below each field of a class and its bases, by field name."""
+    docs: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
-        found |= _field_docs(base.__module__).get(base.__qualname__, {})
-    return found
+        docs |= _field_docs(base.__module__).get(base.__qualname__, {})
+    return docs
 
 
 @cache
 def _field_docs(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the docstrings of fields in a module, by class name."""
+    """Return the docstrings of a module's dataclass fields, by class name, then by field name."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     classes = (item for item in tree.body if isinstance(item, ast.ClassDef))
     return {item.name: dict(_documented(item.body)) for item in classes}
@@ -119,16 +119,16 @@ def _documented(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
                 yield name, re.sub(r"\bNone\b", "null", " ".join(text.split()))
 
 
-def collect(kind: Any, found: list[type]) -> None:  # noqa: ANN401 - any annotation
+def collect(kind: Any, kinds: list[type]) -> None:  # noqa: ANN401 - any annotation
     """Collect a class and the classes of its fields: dataclasses and pydantic models."""
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields")):
-        if kind not in found:
-            found.append(kind)
+        if kind not in kinds:
+            kinds.append(kind)
             for hint in get_type_hints(kind).values():
-                collect(hint, found)
+                collect(hint, kinds)
         return
     for part in get_args(kind):
-        collect(part, found)
+        collect(part, kinds)
 
 
 def _words(hint: Any, *, optional: bool = False) -> str:  # noqa: ANN401, PLR0911 - a line for each kind

@@ -1,4 +1,4 @@
-"""Numbers and lists in sentences of reports, written as the pages that show them do."""
+"""Numbers and lists in the sentences of reports, in the same notation as on pages."""
 
 from __future__ import annotations
 

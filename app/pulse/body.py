@@ -24,14 +24,13 @@ from app.analysis.pulse.columns import (
     MOST_RANKS,
     NO_BEAT,
     UNKNOWN_COLUMN,
-    Bool,
-    Int64,
     Pulses,
     joined,
     usable,
 )
 from app.analysis.pulse.detector import Detector
 from app.analysis.pulse.gpu_readings import Reading
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MIB, Limits
 from app.errors import InvalidPulseError, InvalidTraceError, PacelineError
@@ -228,7 +227,7 @@ def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
 
 def _summed(
     differences: Mapping[str, Sequence[int | None]],
-) -> Mapping[str, tuple[Int64, Bool]]:
+) -> Mapping[str, tuple[IntArray, BoolArray]]:
     """Return the values of columns of equal length, and masks of the values that are not null."""
     shape = len(differences), -1
     flat = list(chain.from_iterable(differences.values()))
@@ -255,7 +254,7 @@ def _too_large(name: str) -> InvalidPulseError:
     return InvalidPulseError(f"{name} has a value over 62 bits", code="pulse.too_large")
 
 
-def _differences(values: Int64, has_value: Bool) -> list[int | None]:
+def _differences(values: IntArray, has_value: BoolArray) -> list[int | None]:
     """Return the differences between successive known values; None for unknown values."""
     differences: list[int | None] = [None] * len(values)
     at = np.flatnonzero(has_value)

@@ -26,7 +26,6 @@ from app.analysis.pulse.columns import (
     KEYS,
     MEASURES,
     NO_BEAT,
-    Int64,
     Pulses,
     Steps,
     joined,
@@ -35,6 +34,7 @@ from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.packing import from_block, in_order, rows_of, to_block
 from app.analysis.pulse.parquet import columns_of
 from app.analysis.pulse.rollups import Sums, from_bytes, to_bytes
+from app.analysis.quantities import IntArray
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
@@ -214,7 +214,7 @@ def _gpu_index(rank: int, hosts: Mapping[int, str]) -> int:
     return sum(1 for other, name in hosts.items() if name == host and other < rank)
 
 
-def _median_ends_ns(steps: Steps) -> Int64:
+def _median_ends_ns(steps: Steps) -> IntArray:
     """Return the median end of each step, nanoseconds since the epoch, never falling."""
     first_ns = int(steps.ended_ns[0].max())
     there = ~np.isnan(steps.measures["step_ns"])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.collective_matching import Group, GroupKind
 from app.analysis.arrivals.document import (
@@ -31,20 +30,20 @@ from app.analysis.arrivals.lateness import (
     of_types,
     own_computing,
 )
+from app.analysis.quantities import NS, FloatArray, IntArray
 from app.analysis.replay.confidence import student_half
-from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
 
 # Known op types that are not communication.
 _LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
-_NS: Final = 1e-9
 
 
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
     """Return each rank's mean step time by activity: computing, communication, loading, idle.
 
-    A step ends with the last end of any rank; where the next one was recorded, with its begin.
+    A step lasts until the next recorded step begins, else until the last operation of any rank
+    ends.
 
     Parameters
     ----------
@@ -65,7 +64,14 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
     shape = (len(lanes.steps), len(lanes.ranks))
     ends_ns = lanes.ends_ns()
     recorded = ends_ns >= 0
-    step_ns = _lengths(lanes, ends_ns)
+    sampled = np.flatnonzero(lanes.weighed)
+    step_ns = ends_ns[sampled].max(axis=1).astype(np.float64)
+    if not lanes.trace.step_relative:
+        # A step ends when the next step begins, also where steps overlap, so that no time counts
+        # twice.
+        period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
+        follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
+        step_ns = np.where(follows[sampled], period_ns[sampled].astype(np.float64), step_ns)
     whole_ns = np.zeros(shape)
     whole_ns[lanes.weighed] = step_ns[:, None]
     parts = (
@@ -75,10 +81,10 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
         np.maximum(whole_ns.ravel() - with_data_ns, 0.0),
     )
     steps_of_rank = recorded.sum(axis=0)
-    means = [(part.reshape(shape) * recorded).sum(axis=0) * _NS / steps_of_rank for part in parts]
+    means = [(part.reshape(shape) * recorded).sum(axis=0) * NS / steps_of_rank for part in parts]
     return Breakdown(
         steps=tuple(lanes.steps[lanes.weighed].tolist()),
-        step_s=float(step_ns.mean()) * _NS,
+        step_s=float(step_ns.mean()) * NS,
         ranks=tuple(
             RankBreakdown(rank, *values)
             for rank, values in zip(
@@ -86,18 +92,6 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
             )
         ),
     )
-
-
-def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
-    """Return the duration of each step whose operations are all sampled, ns."""
-    sampled = np.flatnonzero(lanes.weighed)
-    ends_ns = of_lanes_ns[sampled].max(axis=1).astype(np.float64)
-    if lanes.trace.step_relative:
-        return np.asarray(ends_ns)
-    period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
-    follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
-    # A step ends when the next step begins, also where steps overlap, so that no time counts twice.
-    return np.where(follows[sampled], period_ns[sampled].astype(np.float64), ends_ns)
 
 
 # Largest number of separate collectives of a step in a report, over all groups, and largest number
@@ -124,15 +118,15 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """Late arrivals and breakdown of step time of a trace, with the lanes used."""
+class MeasuredArrivals:
+    """Late arrivals and step-time breakdown of a trace, and the lanes they were computed from."""
 
     arrivals: Arrivals | None  # None if no two ranks meet
     breakdown: Breakdown
     lanes: Lanes
 
 
-def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
+def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> MeasuredArrivals:
     """Return the late arrivals at collectives and the breakdown of step time.
 
     Parameters
@@ -146,9 +140,9 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
     computing = own_computing(lanes)
     breakdown = breakdown_of(lanes, computing)
     if not len(lanes.meetings):
-        return Met(None, breakdown, lanes)
+        return MeasuredArrivals(None, breakdown, lanes)
     absent = absent_ranks(trace, lanes.meetings.groups)
-    lateness = lateness_of(lanes, computing, absent, breakdown.step_s / _NS)
+    lateness = lateness_of(lanes, computing, absent, breakdown.step_s / NS)
     columns = _columns(lanes, lateness)
     present = np.unique(lanes.meetings.group)
     arrivals = Arrivals(
@@ -156,17 +150,17 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
         step_s=breakdown.step_s,
         ranks=_by_rank(lanes, lateness, absent, present, breakdown),
         groups=tuple(_group(lanes, columns, absent, int(group)) for group in present),
-        clocks_apart_s=lanes.clocks_apart_ns * _NS,
+        clocks_apart_s=lanes.clocks_apart_ns * NS,
         partings=lanes.meetings.partings,
     )
-    return Met(arrivals, breakdown, lanes)
+    return MeasuredArrivals(arrivals, breakdown, lanes)
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
-    """Return the rank of each group that recorded nothing; -1 if there is none or more than one.
+    """Return the rank of each group that recorded nothing; -1 if no rank, or several, are absent.
 
-    Only where each worker has one rank, numbered as launchers do: data-parallel ranks first, or
-    stages first.
+    Absent ranks are known only if each worker has one rank and global ranks are numbered in an
+    order that launchers use: data-parallel ranks first, or stages first.
     """
     sizes = trace.meta.sizes
     absent = np.full(len(groups), -1, dtype=np.int64)
@@ -201,10 +195,10 @@ class _Columns:
     op: IntArray  # (columns,)
     order: IntArray  # (columns,): order of the first of the merged collectives
     count: IntArray  # (columns,): number of merged collectives
-    first_ns: NDArray[np.float64]  # (columns,): mean of the first arrival, in the step
+    first_ns: FloatArray  # (columns,): mean of the first arrival, in the step
     collectives: tuple[Collective, ...]
-    late_s: NDArray[np.float64]  # (columns, ranks): mean lateness
-    last_s: NDArray[np.float64]  # (columns,): mean lateness of the last rank
+    late_s: FloatArray  # (columns, ranks): mean lateness
+    last_s: FloatArray  # (columns,): mean lateness of the last rank
 
 
 def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
@@ -218,9 +212,9 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
     apart = np.unique(of_meeting.astype(np.int64) * span + meetings.order) // span
     count = np.bincount(apart, minlength=width)
 
-    def mean_s(values: IntArray) -> NDArray[np.float64]:
+    def mean_s(values: IntArray) -> FloatArray:
         total = np.bincount(of_meeting, weights=values.astype(np.float64), minlength=width)
-        return total * _NS / met
+        return total * NS / met
 
     rows = of_meeting[meetings.meeting]
     ranks = len(lanes.ranks)
@@ -231,7 +225,7 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
         for weights in (lateness.late_ns.astype(np.float64), None)
     )
     with np.errstate(invalid="ignore"):
-        late_s = late * _NS / seen
+        late_s = late * NS / seen
     waited_s = np.bincount(rows, weights=lateness.waited_ns.astype(np.float64), minlength=width)
     last, share = _most_often(of_meeting, lateness.last, width)
     names = lanes.trace.op_names
@@ -246,7 +240,7 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
             share.round(4).tolist(),
             last_s.round(_DIGITS).tolist(),
             margin_s.round(_DIGITS).tolist(),
-            (waited_s * _NS / steps).round(_DIGITS).tolist(),
+            (waited_s * NS / steps).round(_DIGITS).tolist(),
             mean_s(lateness.transfer_ns).round(9).tolist(),
             strict=True,
         )
@@ -282,10 +276,8 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     return group, op, part * fold[of_column], of_meeting.ravel()
 
 
-def _most_often(
-    column: IntArray, rank: IntArray, width: int
-) -> tuple[IntArray, NDArray[np.float64]]:
-    """Return the most frequent last rank (or -1) of each column, and its share of meetings."""
+def _most_often(column: IntArray, rank: IntArray, width: int) -> tuple[IntArray, FloatArray]:
+    """Return the most frequent last rank of each column (-1: none), and its share of meetings."""
     rank = rank + 1
     most = int(rank.max()) + 1
     pairs, count = np.unique(column * most + rank, return_counts=True)
@@ -337,10 +329,10 @@ def _by_rank(
     of_absent = absent[meetings.group]
     there = of_absent >= 0
     met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
-    waited = lateness.waited_ns.astype(np.float64) * _NS / steps
+    waited = lateness.waited_ns.astype(np.float64) * NS / steps
     waits_s = np.bincount(row, weights=waited, minlength=width)
     rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
-    # Shape (ranks,): number of other ranks that each rank meets
+    # Shape (ranks,): number of other ranks with which each rank shares a collective.
     others = np.zeros(width, dtype=np.int64)
     for index in present.tolist():
         members = list(meetings.groups[index].ranks)
@@ -379,8 +371,8 @@ def _by_rank(
 
 
 def _by_step(
-    row: IntArray, step: IntArray, values: NDArray[np.float64], shape: tuple[int, int]
-) -> NDArray[np.float64]:
+    row: IntArray, step: IntArray, values: FloatArray, shape: tuple[int, int]
+) -> FloatArray:
     """Return the sums of values by rank and step, in an array of the given shape."""
     cell = row * shape[1] + step
     return np.asarray(
@@ -388,7 +380,7 @@ def _by_step(
     )
 
 
-def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _by_chance(beyond_s: FloatArray) -> FloatArray:
     """Return the half width of the 95 % interval (Student) of each rank's mean, shape (ranks,).
 
     From the variance of the rank's own steps or the mean variance of all ranks, whichever is
@@ -410,10 +402,11 @@ def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
 def _leading(
     arrivals: list[RankArrivals], lanes: Lanes, breakdown: Breakdown
 ) -> list[RankArrivals]:
-    """Move the rank that causes the lateness of others to the front of the list.
+    """Move the rank that causes the lateness of other ranks to the front of the list.
 
-    In a pipeline a late stage makes later stages come last among their own peers. The cause is the
-    rank with the largest excess computing over its peers among ranks that do not meet the first.
+    In a pipeline, a late stage makes later stages arrive late among their own peers. The cause is
+    the rank whose computing exceeds that of its peers most, among the ranks that share no
+    collective with the first rank of the list.
     """
     if not arrivals or not arrivals[0].rank_seconds:
         return arrivals

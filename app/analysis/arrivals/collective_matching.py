@@ -1,8 +1,8 @@
 """Matching of collectives between a rank and its peers, by group, type and order.
 
-Groups are the data-parallel ranks of a stage, and the tensor- and context-parallel ranks of a
-(DP, PP) cell of which several recorded. A step in which ranks recorded different numbers of
-collectives is left out; if all steps are such, the collectives before the difference count.
+Groups are the data-parallel ranks of a stage, and the tensor- and context-parallel ranks of a (DP,
+PP) cell in which several ranks recorded. A step in which ranks recorded different numbers of
+collectives is left out; if this is true of all steps, the collectives before the difference count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import IntArray
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
     GRADS_REDUCE_SCATTER,
@@ -62,11 +62,15 @@ class Parting:
     step: int
     """Number of the training step."""
     rank: int
-    """The rank that recorded fewest."""
+    """Global rank that recorded the fewest collectives of this type in the step."""
     recorded: int
-    """Number of collectives it recorded in the step: the order of the first one that it lacks."""
+    """Number of collectives of this type that the rank recorded in the step, which is also the
+    order of the first collective it lacks.
+    """
     others: int
-    """Number that the peer with most of them recorded."""
+    """Largest number of collectives of this type that another rank of the group recorded in the
+    step.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +152,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     )
 
 
-def _sizes(key: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
+def _sizes(key: IntArray) -> tuple[BoolArray, IntArray]:
     """Return which rows begin a meeting, (rows,), and the number of rows of each meeting."""
     change = np.concatenate(([True], key[1:] != key[:-1]))
     return change, np.diff(np.flatnonzero(change), append=len(key))
@@ -195,7 +199,7 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
 
 def _agreeing(
     trace: Trace, rows: IntArray, series: IntArray, steps: int
-) -> tuple[NDArray[np.bool_], tuple[Parting, ...]]:
+) -> tuple[BoolArray, tuple[Parting, ...]]:
     """Return which rows can be matched by order, and where the recorded numbers differ.
 
     A recorder that numbers lost operations leaves gaps, so that orders still match.

@@ -1,4 +1,4 @@
-"""Late arrivals at collectives and breakdown of step time: a part of the report, with sentences."""
+"""Report part on late arrivals at collectives and the breakdown of step time, with sentences."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a step, or several consecutive collectives of a type; means over steps."""
+    """A collective of a step, or merged consecutive collectives of a type; means over steps."""
 
     op: str
     """Operation type."""
     order: int
-    """Place among the step's collectives of its type, of the first one, from 0."""
+    """Order of the first merged collective among the step's collectives of its type, from 0."""
     count: int
-    """Number of consecutive collectives merged here; 1 where the step has few."""
+    """Number of consecutive collectives merged into this entry; 1 if the step has few collectives.
+    """
     last: int | None
-    """The rank that came last most often; None where ranks come together."""
+    """Global rank that most often arrives last; None if all ranks usually arrive together."""
     last_share: float
-    """Share of the cases in which it came last, or in which ranks came together."""
+    """Share of the recorded occurrences in which the rank `last` arrives last or, if `last` is
+    None, in which all ranks arrive together.
+    """
     late_s: float
-    """How much later than the first rank the last one came, seconds."""
+    """Time from the first rank's arrival to the last rank's arrival, seconds."""
     margin_s: float
-    """How much later than the next to last rank the last one came, seconds."""
+    """Time from the arrival of the last rank but one to the last rank's arrival, seconds."""
     waited_s: float
-    """Sum of the others' waiting for the last rank, rank-seconds a step: while they computed
-    nothing and waited for nothing else."""
+    """Waiting of all other ranks for the last rank, rank-seconds per step, counted only while a
+    waiting rank computes nothing and waits for nothing else.
+    """
     transfer_s: float
     """Duration of the transfer itself, seconds: the shortest recorded by any rank."""
 
@@ -53,16 +57,19 @@ class MeetingGroup:
     """Ranks that take part in the same collectives."""
 
     kind: GroupKind
-    """What they share: ``data`` of a stage, ``tensor`` or ``context`` within a worker."""
+    """Ranks of the group: the data-parallel ranks of a stage (``data``), or the ``tensor``- or
+    ``context``-parallel ranks of a worker.
+    """
     stage: int
-    """Their pipeline stage."""
+    """Pipeline stage of the group."""
     ranks: tuple[int, ...]
-    """Global ranks, ascending."""
+    """Global ranks of the group, ascending."""
     collectives: tuple[Collective, ...]
-    """In the order of their begin in a step."""
+    """Collectives of the group, in the order in which they begin in a step."""
     late_s: tuple[tuple[float | None, ...], ...]
-    """How much later than the first rank each one came, seconds, [rank][collective]; None where it
-    recorded none."""
+    """Time from the first rank's arrival to each rank's arrival, seconds, [rank][collective]; None
+    if the rank did not record the collective.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +79,28 @@ class RankArrivals:
     rank: int
     """Global rank."""
     collectives: float
-    """Number of collectives a step that it takes part in."""
+    """Number of collectives per step in which the rank takes part."""
     last: float
-    """Number of these at which it comes last. Where all ranks arrive within a thousandth of a
-    step of one another, or, where a step has over 10 collectives, within a hundredth of a step by
-    their number, none is last."""
+    """Number of collectives per step at which the rank arrives last. No rank counts as last if all
+    ranks arrive within a thousandth of a step of one another, or, in steps of over 10
+    collectives, within a hundredth of a step divided by their number.
+    """
     rank_seconds: float
-    """Sum of the others' waiting for it, rank-seconds a step."""
+    """Waiting of all other ranks for this rank, rank-seconds per step."""
     waited_for_s: float
-    """The same divided by the number of ranks that meet it, seconds a step."""
+    """`rank_seconds` divided by the number of ranks that share a collective with this rank, seconds
+    per step.
+    """
     waits_s: float
-    """How long it waits for others itself, seconds a step."""
+    """Time that this rank waits for other ranks, seconds per step."""
     missing: bool = field(default=False, metadata=OMITTED)
-    """Whether it recorded nothing: that it came last follows from the waiting of all others. No key
-    where it did."""
+    """Whether the rank recorded nothing, so that its late arrivals are inferred from the waiting of
+    all other ranks. No key if the rank recorded operations.
+    """
     beyond_error_s: float = field(default=0.0, metadata=OMITTED)
-    """How far `waited_for_s` less `waits_s` may be from 0 by chance, seconds: half of the 95 %
-    interval (Student) of its mean over steps. No key where only one step is known."""
+    """Half width of the 95 % interval (Student) of `waited_for_s` less `waits_s`, as a mean over
+    steps, seconds. No key if only one step is analyzed.
+    """
 
     @property
     def last_share(self) -> float:
@@ -105,19 +117,21 @@ class Arrivals:
     """
 
     steps: tuple[int, ...]
-    """The analyzed steps, ascending: of a session with very many collectives an evenly spread
-    sample. Waiting hidden by computing is measured in `Breakdown.steps`."""
+    """Analyzed steps, ascending; an evenly spread sample if the session has very many collectives.
+    Waiting that computing hides is measured in `Breakdown.steps`.
+    """
     step_s: float
     """Mean duration of a step, seconds, over `Breakdown.steps`."""
     ranks: tuple[RankArrivals, ...]
-    """Ranks that meet others at collectives, that with the most waiting of others first."""
+    """Ranks that share collectives with other ranks, longest waiting of other ranks first."""
     groups: tuple[MeetingGroup, ...]
     """Groups of ranks and their collectives."""
     clocks_apart_s: float
-    """Largest difference between clocks that was corrected, seconds; 0 where they agreed."""
+    """Largest corrected difference between the clocks of ranks, seconds; 0 if the clocks agreed."""
     partings: tuple[Parting, ...] = field(default=(), metadata=OMITTED)
-    """Where ranks recorded different numbers of collectives: those steps are left out for that op
-    type. No key where they did not."""
+    """Steps in which ranks recorded different numbers of collectives of an operation type; these
+    steps are left out for that type. No key if there are none.
+    """
 
     @property
     def worst(self) -> RankArrivals:
@@ -179,13 +193,13 @@ class RankBreakdown:
     rank: int
     """Global rank."""
     computing_s: float
-    """Computing, without waiting inside computations."""
+    """Time of computing, without waiting inside computations."""
     communication_s: float
-    """Communication and waiting for others without computing."""
+    """Time of communication, and of waiting for other ranks, while the rank computes nothing."""
     data_s: float
-    """Loading of batches without computing or communication."""
+    """Time of loading batches while the rank neither computes nor communicates."""
     idle_s: float
-    """None of these."""
+    """Time of a step in which the rank neither computes, communicates nor loads data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +207,8 @@ class Breakdown:
     """Breakdown of step time by rank; the four parts of a rank add up to the mean step."""
 
     steps: tuple[int, ...]
-    """The analyzed steps, ascending: of a large session an evenly spread sample."""
+    """Analyzed steps, ascending; an evenly spread sample in a large session."""
     step_s: float
-    """Mean duration of a step, from its first start to the next one's, seconds."""
+    """Mean time from the first start in a step to the first start in the next step, seconds."""
     ranks: tuple[RankBreakdown, ...]
-    """Each rank that recorded, ascending."""
+    """Breakdown of each rank that recorded operations, by ascending global rank."""

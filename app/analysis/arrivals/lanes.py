@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.collective_matching import Meetings, kinds_of, meetings_of
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.clock_alignment import CORRECTED_NS, CORRECTED_RESIDUALS
-from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import quantile
 from app.analysis.trace.model import Trace
 
@@ -37,7 +37,7 @@ class Intervals:
         before_ns = lane * span_ns
         return cls(before_ns + start_ns, before_ns + end_ns)
 
-    def of(self, chosen: NDArray[np.bool_]) -> Intervals:
+    def of(self, chosen: BoolArray) -> Intervals:
         """Return the intervals that the mask selects."""
         return Intervals(self.start[chosen], self.end[chosen])
 
@@ -55,7 +55,7 @@ class Cover:
     end: IntArray  # (pieces,)
     before: IntArray  # (pieces + 1,): total length of all pieces before each, ns
 
-    def by_lane(self) -> NDArray[np.float64]:
+    def by_lane(self) -> FloatArray:
         """Return the covered time of each lane, shape (lanes,), ns."""
         first = np.searchsorted(self.start, np.arange(self.lanes + 1) * self.span_ns)
         return np.diff(self.before[first]).astype(np.float64)
@@ -63,9 +63,9 @@ class Cover:
     def until(self, at: IntArray) -> IntArray:
         """Return the covered length before each position, shape (positions,), ns."""
         piece = np.searchsorted(self.start, at, side="right") - 1
-        known = np.maximum(piece, 0)
-        inside = np.minimum(at, self.end[known]) - self.start[known] if len(self.start) else at
-        return np.where(piece < 0, 0, self.before[known] + inside)
+        valid = np.maximum(piece, 0)
+        inside = np.minimum(at, self.end[valid]) - self.start[valid] if len(self.start) else at
+        return np.where(piece < 0, 0, self.before[valid] + inside)
 
     def within(self, some: Intervals) -> IntArray:
         """Return the covered length within each interval, shape (intervals,), ns."""
@@ -106,7 +106,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
 def first_claims(intervals: Intervals) -> IntArray:
     """Return the position from which each interval extends beyond all earlier intervals.
 
-    Its end where earlier ones cover it whole; shape (intervals,).
+    For an interval that earlier intervals cover completely this is its end. Shape (intervals,).
     """
     start, end = intervals.start, intervals.end
     order = np.lexsort((end, start))
@@ -118,13 +118,13 @@ def first_claims(intervals: Intervals) -> IntArray:
     return claims
 
 
-# Limits on the time of the analysis; larger sessions are sampled by evenly spread steps. Largest
+# Larger sessions are sampled by evenly spread steps, which limits the time of the analysis. Largest
 # number of recorded collectives that are matched…
 MOST_MATCHED: Final = 200_000
 # …and largest number of operations of all types by which hidden waiting is measured.
 MOST_OPERATIONS: Final = 60_000
-# Smallest number of ends from which a step's clock offset is computed; with fewer ends, the ends of
-# all steps are used.
+# Smallest number of ends from which a step's clock offset is computed; for a step with fewer ends,
+# the ends of all steps are used.
 _ENOUGH: Final = 4
 _ROUNDS: Final = 3
 # Clocks agree if, in this share of the collectives, the ends on all ranks differ by at most
@@ -148,7 +148,7 @@ class Lanes:
     meetings: Meetings
     met_lane: IntArray  # (rows of `meetings`,): lane of each
     arrival_ns: IntArray  # (rows of `meetings`,): start of each
-    weighed: NDArray[np.bool_]  # (steps,): steps of which all operations are sampled
+    weighed: BoolArray  # (steps,): steps of which all operations are sampled
     # op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by lane
     # and start
     op: NDArray[np.int16]
@@ -163,7 +163,7 @@ class Lanes:
         """Return the number of lanes."""
         return len(self.ranks) * len(self.steps)
 
-    def of(self, types: NDArray[np.bool_]) -> Intervals:
+    def of(self, types: BoolArray) -> Intervals:
         """Return the intervals of the operations of the given types, sorted by lane and start.
 
         Parameters
@@ -176,9 +176,9 @@ class Lanes:
     def ends_ns(self) -> IntArray:
         """Return the last end in each lane, shape (steps, ranks), ns; -1 for empty lanes."""
         first = np.searchsorted(self.lane, np.arange(self.count + 1))
-        known = np.flatnonzero(np.diff(first))
+        occupied = np.flatnonzero(np.diff(first))
         ends_ns = np.full(self.count, -1)
-        ends_ns[known] = np.maximum.reduceat(self.end, first[known]) - known * self.span_ns
+        ends_ns[occupied] = np.maximum.reduceat(self.end, first[occupied]) - occupied * self.span_ns
         return ends_ns.reshape(len(self.steps), -1)
 
 
@@ -254,7 +254,7 @@ def lanes_of(
 
 def _matched(
     trace: Trace, every: IntArray, allowed: Collection[int] | None
-) -> tuple[NDArray[np.bool_], IntArray]:
+) -> tuple[BoolArray, IntArray]:
     """Return which steps are sampled, shape (steps,), and the row numbers of their collectives."""
     looked = np.ones(len(every), dtype=bool)
     if allowed is not None:
@@ -276,7 +276,7 @@ def _matched(
     return looked, rows
 
 
-def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
+def _spread(among: BoolArray, most: int) -> BoolArray:
     """Return a mask of at most `most` of the given steps, evenly spread, and at least one step."""
     places = np.flatnonzero(among)
     if most >= len(places):
@@ -295,8 +295,9 @@ def _ahead(
 ) -> tuple[IntArray, float]:
     """Return each rank's clock offset in each step, (steps, ranks), ns, and the largest difference.
 
-    Medians of ends relative to those of peers; a rank whose ends are all late looks like a clock
-    that is ahead. 0 if clocks agree as closely as ends do, and where all ranks run on one host.
+    The offset is the median difference between the rank's ends of collectives and its peers' ends,
+    so a rank whose ends are all late looks like a clock that is ahead. Offsets are 0 if the clocks
+    agree as closely as ends do, and if all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)
@@ -325,12 +326,12 @@ def _ahead(
 
 
 def _pooled(
-    apart: NDArray[np.float64],
+    apart: FloatArray,
     step: IntArray,
     rank: IntArray,
     shape: tuple[int, int],
-) -> NDArray[np.float64]:
-    """Return each rank's median in each step; with few values the rank's median of all steps."""
+) -> FloatArray:
+    """Return each rank's median in each step; over all steps where a step has few values."""
     lane = step * shape[1] + rank
     of_step = _grouped_median(apart, lane, shape[0] * shape[1]).reshape(shape)
     count = np.bincount(lane, minlength=shape[0] * shape[1]).reshape(shape)
@@ -341,16 +342,14 @@ def _pooled(
     return of_step
 
 
-def _grouped_median(
-    values: NDArray[np.float64], group: IntArray, groups: int
-) -> NDArray[np.float64]:
+def _grouped_median(values: FloatArray, group: IntArray, groups: int) -> FloatArray:
     """Return the median of each group, shape (groups,); 0 for an empty group."""
     order = np.lexsort((values, group))
     count = np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
     low, high = first + (count - 1) // 2, first + count // 2
-    known = count > 0
+    filled = count > 0
     medians = np.zeros(groups)
     in_order = values[order]
-    medians[known] = (in_order[low[known]] + in_order[high[known]]) / 2
+    medians[filled] = (in_order[low[filled]] + in_order[high[filled]]) / 2
     return medians

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.lanes import Cover, Intervals, Lanes, cover, first_claims
-from app.analysis.replay.layout.dense import IntArray
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
@@ -53,7 +52,7 @@ class Lateness:
     first_ns: IntArray  # (meetings,): first arrival, since the step's first start
 
 
-def of_types(trace: Trace, names: tuple[str, ...]) -> NDArray[np.bool_]:
+def of_types(trace: Trace, names: tuple[str, ...]) -> BoolArray:
     """Return a mask of the op codes with the given names, shape (types,)."""
     chosen = np.zeros(len(trace.op_names), dtype=bool)
     chosen[[trace.op_names.index(name) for name in names]] = True
@@ -68,7 +67,7 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     computing : Cover
         The computing time of ranks; see `own_computing`.
     absent : int64 array, shape (groups,)
-        The one rank of each group that recorded nothing, -1 if there is none or several.
+        The only rank of each group that recorded nothing, -1 if there is none or several.
     step_ns : float
         Mean duration of a step.
     """
@@ -112,8 +111,9 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
 def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArray:
     """Return the time from the last recorded arrival to the absent rank's, shape (meetings,), ns.
 
-    The others' shortest duration at the meeting less the shortest of its kind, which is transfer
-    alone. 0 if the difference is within the variation of transfers.
+    The time is the shortest duration that the other ranks recorded at the meeting, less the
+    shortest duration at any meeting of the same kind, which is only transfer. It is 0 if this
+    difference is within the variation of transfers.
     """
     meetings = lanes.meetings
     if (absent < 0).all():
@@ -132,8 +132,8 @@ def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArra
 def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
     """Return the part of each wait during which the rank does not compute, shape (rows,), ns.
 
-    In steps of which not all operations are sampled: the share of the sampled steps, by op type and
-    group.
+    For steps of which not all operations are sampled, the mean share of the sampled steps is
+    assumed, by operation type and group.
     """
     whole_ns = waits.end - waits.start
     if lanes.weighed.all():
@@ -166,19 +166,20 @@ def own_computing(lanes: Lanes) -> Cover:
     return without(computing, cover(blocking.of(inside), lanes.count, span_ns, in_order=True))
 
 
-def without(one: Cover, other: Cover) -> Cover:
-    """Return the time that is covered by `one` but not by `other`."""
-    if not len(one.start) or not len(other.start):
-        return one
-    # Between neighboring boundaries of both covers, each cover is constant: all or nothing.
-    cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
+def without(base: Cover, other: Cover) -> Cover:
+    """Return the time that the first cover covers and the second does not."""
+    if not len(base.start) or not len(other.start):
+        return base
+    # Between neighboring boundaries of the two covers, each of them covers either everything or
+    # nothing.
+    cuts = np.unique(np.concatenate([base.start, base.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 
-    def covered(by: Cover) -> NDArray[np.bool_]:
+    def covered(by: Cover) -> BoolArray:
         piece = np.searchsorted(by.start, begin, side="right") - 1
         return (piece >= 0) & (begin < by.end[np.maximum(piece, 0)])
 
-    kept = covered(one) & ~covered(other)
+    kept = covered(base) & ~covered(other)
     start, end = begin[kept], end[kept]
     before = np.concatenate([[0], np.cumsum(end - start)])
-    return Cover(one.span_ns, one.lanes, start, end, before)
+    return Cover(base.span_ns, base.lanes, start, end, before)

@@ -1,8 +1,8 @@
 """Slowdown of all workers together in each step, relative to their fastest stretch of steps.
 
-Comparing workers cannot show it; other steps of the session can. Slow spells are found by circular
-binary segmentation (Olshen, Venkatraman et al., Biostatistics 5, 2004). Where steps grow steadily,
-a line is fitted to the logarithms instead.
+Comparing workers with one another cannot show such a slowdown; comparing the session's steps can.
+Slow spells are found by circular binary segmentation (Olshen, Venkatraman et al., Biostatistics 5,
+2004). If steps grow steadily, a line is fitted to the logarithms instead.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
@@ -53,8 +55,8 @@ class CommonFactor:
     # Shape (steps,): median over workers of the ratio of computing time to the worker's computing
     # time in the best stretch
     level: FloatArray
-    slow: NDArray[np.bool_]  # (steps,): steps in which nearly all workers are slow
-    best: NDArray[np.bool_]  # (steps,): steps of the best stretch
+    slow: BoolArray  # (steps,): steps in which nearly all workers are slow
+    best: BoolArray  # (steps,): steps of the best stretch
     # Relative growth of computing time from each recorded step to the next, negative if it shrinks;
     # None unless it grows or shrinks steadily.
     growth: float | None = None
@@ -63,7 +65,8 @@ class CommonFactor:
     def by_step(self) -> FloatArray:
         """Return the slowdown level of each step, shape (steps,); 1 for steps that are not slow.
 
-        The share 1 − 1 ÷ level of a worker's computing in a step is slowness of all together.
+        A step of level L loses the share 1 − 1/L of each worker's computing time to the common
+        slowdown.
         """
         return np.asarray(np.where(self.slow, np.maximum(self.level, 1.0), 1.0))
 
@@ -193,10 +196,7 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
 
 
 def _two_levels(common: FloatArray) -> FloatArray:
-    """Return each step's level if steps scatter between two levels, shape (steps,).
-
-    All 0 if they do not.
-    """
+    """Return each step's level if steps scatter between two levels, shape (steps,); else zeros."""
     in_order = np.sort(common)
     gap = int(np.argmax(np.diff(in_order))) + 1
     low, high = in_order[:gap], in_order[gap:]

@@ -1,7 +1,7 @@
 """Recorded computing, transfer and idle time of each worker in each step.
 
-Arrays have the shape (pp, steps, dp). A step lasts until the next one begins, where both were
-recorded; communication counts where no computation hides it.
+Arrays have the shape (pp, steps, dp). A step lasts until the next step begins, if both were
+recorded. Communication counts only while no computation hides it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.loops import in_threads, threads_for
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.robust_statistics import median
@@ -29,7 +28,7 @@ BEGIN: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fillings:
-    """Communications of a stage, each in the gap before the first computation depending on it.
+    """Communications of a stage, each in the gap before the first computation that depends on it.
 
     Shape (communications,).
     """
@@ -97,12 +96,13 @@ _AT_A_TIME: Final = 1 << 15
 class Spent:
     """Time of workers by activity, shape (pp, steps, dp), ns; the rest of a step is waiting.
 
-    Communication counts where no computation hides it.
+    Communication counts only while no computation hides it.
     """
 
     computing_ns: FloatArray
     transferring_ns: FloatArray  # without waiting for other members of the group
-    # Time without computing, and without a launched communication on which a computation depends
+    # Time in which a worker neither computes nor runs a launched communication on which a
+    # computation depends.
     idle_ns: FloatArray
 
 
@@ -169,9 +169,10 @@ def _communicating(
 class Windows:
     """Time of a session divided at the begins of its steps, ns, in order of steps.
 
-    A step includes the gap to the next step if that one follows in the recording. Other gaps are
-    unknown and do not count. Odd steps before the first analyzed one belong to it, those after the
-    last to the last. Where steps overlap, a worker's step begins when it has ended the one before.
+    A step includes the gap to the next step if the next step was recorded; other gaps are unknown
+    and do not count. Odd steps before the first analyzed step belong to the first, odd steps after
+    the last analyzed step to the last. If steps overlap, a worker's step begins when the worker has
+    ended its previous step.
     """
 
     starts_ns: FloatArray  # (steps,): first starts, by the clock of the recording
@@ -179,7 +180,8 @@ class Windows:
     ends_ns: FloatArray  # (pp, steps, dp): last end of a worker, since the step's first start
     wall_ns: FloatArray  # (pp, steps, dp): time of a worker from a step's begin to the next one's
     between_ns: FloatArray  # (steps,): from the last end of all workers to the next step's begin
-    # Shape (steps,): gaps with left-out steps, and odd steps at the ends of the session, ns
+    # Shape (steps,): gaps that contain excluded steps, and odd steps at the ends of the session,
+    # ns.
     missing_ns: FloatArray
     usual_ns: float  # median of the gaps between consecutive steps
 
@@ -199,25 +201,8 @@ def windows_of(replayed: Replayed) -> Windows:
     following_ns = begins_ns[:, 1:] + period_ns[:, None]
     until_ns[:, :-1] = np.where(joined[:, None], following_ns, until_ns[:, :-1])
     empty_ns = np.append(np.where(joined, np.maximum(period_ns - last_ns[:-1], 0.0), 0.0), 0.0)
-    known = np.append(whole, False)
-    between_ns = np.where(known, empty_ns, 0.0)
-    odd_ns = _odd_ns(replayed, starts_ns, last_ns)
-    return Windows(
-        starts_ns,
-        begins_ns,
-        ends_ns,
-        until_ns - begins_ns + odd_ns[:, None],
-        between_ns,
-        empty_ns - between_ns + odd_ns,
-        float(median(between_ns[known])) if known.any() else 0.0,
-    )
-
-
-def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
-    """Return the time of odd steps at both ends of the session, shape (steps,), ns.
-
-    Including the gaps to the analyzed steps.
-    """
+    counts = np.append(whole, False)
+    between_ns = np.where(counts, empty_ns, 0.0)
     steps, spans_ns, odd_ns = replayed.steps, replayed.odd_spans_ns, np.zeros(len(starts_ns))
     if replayed.absolute and spans_ns:
         first, last = int(steps[0]), int(steps[-1])
@@ -229,12 +214,18 @@ def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> F
             odd_ns[0] += max(starts_ns[0] - spans_ns[first][0], 0.0)
         if last > steps[-1]:
             odd_ns[-1] += max(spans_ns[last][1] - starts_ns[-1] - last_ns[-1], 0.0)
-    return odd_ns
+    return Windows(
+        starts_ns,
+        begins_ns,
+        ends_ns,
+        until_ns - begins_ns + odd_ns[:, None],
+        between_ns,
+        empty_ns - between_ns + odd_ns,
+        float(median(between_ns[counts])) if counts.any() else 0.0,
+    )
 
 
-def _joined(
-    replayed: Replayed, period_ns: FloatArray
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _joined(replayed: Replayed, period_ns: FloatArray) -> tuple[BoolArray, BoolArray]:
     """Return which gaps after steps count, and which of these precede a consecutive step.
 
     Shape (steps - 1,) each. No gap counts without a common clock, or where a clock was set back.
@@ -247,5 +238,5 @@ def _joined(
         [*steps.tolist(), *(item.step for item in (*replayed.dropped, *replayed.odd))]
     )
     place = np.searchsorted(recorded, steps)
-    known = (np.diff(steps) == np.diff(place)) & (period_ns > 0)
-    return known, known & (np.diff(steps) == 1)
+    measurable = (np.diff(steps) == np.diff(place)) & (period_ns > 0)
+    return measurable, measurable & (np.diff(steps) == 1)

@@ -1,9 +1,9 @@
 """Complete split of a session's worker time into ideal time and losses.
 
-The ideal is the median of a stage's peers in their best stretch; unlike the mean in S, it does not
-let fast workers cancel slow ones. Recorded time is measured (`app.analysis.budget.recorded_time`);
-only waiting needs a replay. The bubble is the ideal step (what-if paper, section 3.2) without
-computing and communication.
+The ideal is the median of a stage's peers in their best stretch of steps; unlike the mean in S, it
+does not let fast workers cancel slow ones. Recorded time is measured
+(`app.analysis.budget.recorded_time`); only waiting needs a replay. The bubble is the ideal step
+(what-if paper, section 3.2) without computing and communication.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from operator import attrgetter
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.budget.common_slowdown import CommonFactor, common_factor
 from app.analysis.budget.recorded_time import COMPUTING, Spent, Windows, spent_of, windows_of
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import NS, BoolArray, FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
 
@@ -45,7 +44,7 @@ class Part(StrEnum):
 
     @property
     def lost(self) -> bool:
-        """Return whether the part is lost time, absent without stragglers and standstills."""
+        """Return whether the part is lost time, which only stragglers and standstills cause."""
         return self in _LOST_PARTS
 
 
@@ -74,8 +73,7 @@ _LOST_PARTS: Final = frozenset(
 )
 
 
-_NS: Final = 1e-9
-# Quantiles of a worker's best steps that are its ideal: `_QUARTER` for computing, since the best
+# Quantiles of a worker's best steps that define its ideal: `_QUARTER` for computing, since the best
 # stretch may contain slow spells of single workers, and `_HALF` for communication, whose times
 # scatter.
 _QUARTER: Final = 0.25
@@ -122,9 +120,9 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
 
     host_ns = replayed.over_steps(_regular_lags_ns).T
     named = np.minimum(_named_ns(replayed, windows), spent.idle_ns)
-    # Late launches count up to the time by which they lengthen the step; longer delays are waits
+    # Late launches count up to the time by which they lengthen the step: longer delays are waits
     # for operations that are not recorded.
-    excess_ns = (metrics.recorded_s - metrics.simulated_s) / _NS
+    excess_ns = (metrics.recorded_s - metrics.simulated_s) / NS
     if replayed.graph.chained:
         # A chained step begins with the end of the previous step, so its excess contains the gap.
         excess_ns[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
@@ -134,7 +132,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     waiting = windows.wall_ns - spent.computing_ns - spent.transferring_ns - late - other
     # Ratio of the ideal computing time of this split to that of the replay
     size = float((computing / work_ns).mean())
-    rest = size * (metrics.ideal_s / _NS - work_ns) - communication - host_ns
+    rest = size * (metrics.ideal_s / NS - work_ns) - communication - host_ns
     bubble = np.maximum(rest - replayed.graph.step_gap_ns, 0.0)
     bubble *= min(
         1.0, float(waiting.sum()) / max(float((bubble * factor).sum()) * waiting.shape[2], 1.0)
@@ -202,21 +200,18 @@ def _regular_lags_ns(group: ShapeGroup) -> FloatArray:
     return np.broadcast_to(total, (len(layout.steps), layout.pp))
 
 
-def _ideal(
-    values_ns: FloatArray, work_ns: FloatArray, best: NDArray[np.bool_], share: float
-) -> FloatArray:
+def _ideal(values_ns: FloatArray, work_ns: FloatArray, best: BoolArray, share: float) -> FloatArray:
     """Return the ideal time of each stage for a unit of work, shape (pp,), from its best steps.
 
-    The median over peers (the lower one of an even number) in their best stretch, and at most the
-    mean of the stage.
+    The ideal is the median over the stage's peers (the lower median of an even number) in their
+    best stretch, but not more than the stage's mean.
 
     Parameters
     ----------
-    values_ns : array, shape (pp, steps, dp)
-    work_ns : array, shape (pp, steps)
-    best : bool array, shape (steps,)
+    values_ns : array, shape (pp, steps, dp) work_ns : array, shape (pp, steps) best : bool array,
+    shape (steps,)
     share : float
-        Quantile of its best steps that is a worker's time.
+        Quantile of a worker's best steps that counts as the worker's time.
     """
     dp = values_ns.shape[2]
     relative = np.sort(values_ns[:, best] / work_ns[:, best, None], axis=1)
@@ -228,7 +223,7 @@ def _ideal(
 def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
     """Return each worker's time of host operations within steps, shape (pp, steps, dp), ns.
 
-    Loading of batches, checkpoints, evaluation, which belong between steps.
+    Host operations are loading of batches, checkpoints and evaluation, which belong between steps.
     """
     host_operations, inside = replayed.host_operations, np.zeros(windows.ends_ns.shape)
     if not len(host_operations):
@@ -256,15 +251,17 @@ class Shares:
     """Shares of the time of all workers by part; the shares add up to 1."""
 
     computing: float
-    """Computing, up to the median of the stage's peers in their best stretch."""
+    """Computing time up to the median of the stage's peers in their best stretch of steps."""
     own_slowness: float
-    """Computing beyond (or below) that, without the slowness of all workers together."""
+    """Computing time above (or, negative, below) that median, without the slowness of all workers
+    together.
+    """
     slow_together: float
     """Excess time of steps in which all workers compute slower than in their best stretch."""
     waiting: float
-    """Waiting for other workers: for stragglers."""
+    """Time of waiting for other workers: for stragglers."""
     bubble: float
-    """Waiting for the pipeline to fill and drain, as in the replayed ideal step."""
+    """Time of waiting for the pipeline to fill and drain, as in the replayed ideal step."""
     communication: float
     """Communication that no computation hides, up to the median of the stage's peers."""
     communication_above: float
@@ -272,11 +269,11 @@ class Shares:
     launch_delays: float
     """Time without computing and communication that makes a step longer: hosts launch late."""
     between_steps: float
-    """From the last end of a step to the first start of the next, up to the median."""
+    """Time from the last end of a step to the first start of the next, up to the median."""
     between_steps_above: float
-    """From the last end of a step to the first start of the next, beyond the median."""
+    """Time from the last end of a step to the first start of the next, beyond the median."""
     missing: float
-    """Steps that are not analyzed: incomplete ones between analyzed ones, and odd ones."""
+    """Steps that are not analyzed: incomplete steps between analyzed steps, and odd steps."""
 
     def of(self, part: Part) -> float:
         """Return the share of the given part."""
@@ -302,7 +299,7 @@ class Losses:
     stragglers: float
     """Losses that not all workers share."""
     between: float
-    """Gaps between steps beyond the usual."""
+    """Gaps between steps beyond the usual gap."""
     together: float
     """Slowness of all workers together."""
 
@@ -316,7 +313,7 @@ class Losses:
 class Budget:
     """Split of a session's time from its first to its last operation, as shares by part.
 
-    Without gaps in which steps were not recorded.
+    Gaps in which steps were not recorded do not count.
     """
 
     wall_s: float
@@ -324,11 +321,11 @@ class Budget:
     shares: Shares
     """Shares over all workers and steps; none is negative."""
     by_worker: dict[Part, tuple[tuple[float, ...], ...]]
-    """The shares of each worker, [dp][pp]; one may be negative."""
+    """Shares of each worker's time by part, [dp][pp]; a share may be negative."""
     by_step: dict[Part, tuple[float, ...]]
-    """The shares of each step, including the gap to the next one."""
+    """Shares of each step's time by part, including the gap to the next step."""
     step_wall_s: tuple[float, ...]
-    """Duration of each step, including the gap to the next one, seconds."""
+    """Duration of each step, including the gap to the next step, seconds."""
 
 
 def budget_of(split: Split) -> Budget:
@@ -342,12 +339,12 @@ def budget_of(split: Split) -> Budget:
     by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
     by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
     return Budget(
-        wall_s=float(whole_ns) / workers * _NS,
+        wall_s=float(whole_ns) / workers * NS,
         # Rounding may give slightly negative sums, so shares are limited to at least 0.
         shares=Shares(*np.maximum(shares, 0.0).tolist()),
         by_worker={
             part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)
         },
         by_step={part: tuple(of) for part, of in zip(Part, by_step.tolist(), strict=True)},
-        step_wall_s=tuple((step_ns / workers * _NS).tolist()),
+        step_wall_s=tuple((step_ns / workers * NS).tolist()),
     )

@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.confidence import FEWEST_DRAWN
 from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.engine.simulator import Durations, Simulator
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import LOCAL
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import ShapeGroup
-
-NS: Final = 1e-9
 
 # Changes of several nodes by several causes. Each entry is one cause: replaced durations and lost
 # times, both by node; a factor and a longest transfer for all nodes.
@@ -64,7 +62,8 @@ class Counterfactuals:
 
     group: ShapeGroup
     changes: Sequence[Change]  # those that remove each cause
-    # Launch delays of causes, by node; a replay contains a delay unless its cause is removed.
+    # Launch delays of each cause, by node; a replay contains these delays unless the cause is
+    # removed.
     late_ns: Mapping[int, FloatArray]
     # launch delays without a known cause, which all replays contain, by node
     unexplained_ns: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -299,7 +298,7 @@ def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values of some steps; if there is a single row, it holds for all steps."""
+    """Return the values of the selected steps; a single row of values holds for all steps."""
     return values[steps] if values.ndim > 1 and len(values) > 1 else values
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.counterfactual import (
-    NS,
     Claim,
     Counterfactuals,
     contention_loss_s,
@@ -27,11 +26,11 @@ from app.analysis.diagnosis.named_causes import DetectedCause, causes_between_st
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.step_gaps import step_gaps_of
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
 from app.analysis.replay.adaptations.signs import lags_after_transfers, sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, recorded_otherwise
 from app.analysis.replay.host_delays import between_steps_ns
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import Replayed, with_graph, with_shorter_step_gap, without_lags
@@ -128,7 +127,7 @@ def diagnose(
 
 
 def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnosis:
-    """Return the causes of the time that is lost within steps."""
+    """Return the causes of the time lost within steps, without the gaps between steps."""
     observation = signs.observation
     unjudged = _cannot_judge(signs)
     chance_s = contention_loss_s(observation, metrics)
@@ -148,8 +147,8 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
             metrics.discrepancy,
             chance_s=chance_s,
         )
-    found = _find(signs, KINDS.values())
-    launches = [item.finding.launches for item in found]
+    detected = _find(signs, KINDS.values())
+    launches = [item.finding.launches for item in detected]
     regular = frozenset[int]().union(*(late.regular for late in launches))
     step_gap_ns = max((late.step_gap_ns for late in launches), default=0.0)
     late = {
@@ -162,7 +161,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         )
         for node, late_ns in summed(finding.late_ns for finding in launches).items()
     }
-    changes = [item.finding.change for item in found]
+    changes = [item.finding.change for item in detected]
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
@@ -183,16 +182,16 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         changes,
         late,
         now_s=None if late or regular or adapted else metrics.simulated_s[main],
-        claims=[Claim(item.kind.phase, item.finding.launches.late_ns) for item in found],
+        claims=[Claim(item.kind.phase, item.finding.launches.late_ns) for item in detected],
     )
     recorded_s = float(mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # All of these replays are likely to be needed, and one call costs less than two calls.
-        replays.replay(one_or_all(len(found)))
+        replays.replay(one_or_all(len(detected)))
     explained = _discrepancy(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
-        # Other launches are late for no known cause; replays with and without the causes contain
+        # Some launches are late for no known cause; replays with and without the causes contain
         # these delays.
         other_ns = {
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
@@ -201,7 +200,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         replays = replays.with_delays(other_ns)
         ideal_s = replays.ideal()
     measured = _Measured(recorded_s, metrics.slowdown, chance_s)
-    diagnosis, named = _weigh(replays, found, measured, ideal_s + chance_s, unjudged)
+    diagnosis, named = _weigh(replays, detected, measured, ideal_s + chance_s, unjudged)
     diagnosis = replace(diagnosis, chance_s=chance_s)
     if explained and named:
         diagnosis = _with_reduction(diagnosis, replays, named, signs.observation)
@@ -212,7 +211,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         # Late launches without a known cause may be waits that the replay does not model.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = replays.mean_s(frozenset())
-    delaying = {item.kind.name for item in found if item.finding.launches.late_ns and explained}
+    delaying = {item.kind.name for item in detected if item.finding.launches.late_ns and explained}
     return replace(
         diagnosis,
         late=with_late_s / float(mean(metrics.simulated_s[main])),
@@ -245,7 +244,7 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
 
 def _find(signs: Signs, among: Iterable[CauseKind]) -> list[DetectedCause]:
     """Return the causes whose sign is in the data, phase by phase; special signs come first."""
-    found: list[DetectedCause] = []
+    detected: list[DetectedCause] = []
     shared = signs.observation.shares_processors
     phase = attrgetter("phase")
     for _, kinds in groupby(sorted(among, key=phase), key=phase):
@@ -253,20 +252,20 @@ def _find(signs: Signs, among: Iterable[CauseKind]) -> list[DetectedCause]:
         findings = [(kind, kind.find(signs)) for kind in possible]
         new = [DetectedCause(kind, finding) for kind, finding in findings if finding is not None]
         if new:
-            found += new
-            findings_so_far = [item.finding for item in found]
+            detected += new
+            findings_so_far = [item.finding for item in detected]
             # Groups of a stage share nodes and have different columns, so a node's times are added.
             explained = Explained(
                 summed(finding.change.less_ns for finding in findings_so_far),
                 summed(finding.launches.late_ns for finding in findings_so_far),
             )
             signs = signs.net_of(explained)
-    return found
+    return detected
 
 
 def _weigh(
     replays: Counterfactuals,
-    found: Sequence[DetectedCause],
+    detected: Sequence[DetectedCause],
     measured: _Measured,
     ideal_s: FloatArray,
     unjudged: dict[str, str],
@@ -274,8 +273,10 @@ def _weigh(
     """Return the diagnosis, and the numbers of its findings if these explain the loss."""
     now_s = replays.without(frozenset())
     mean_s = float(mean(now_s))
-    numbers, loss = named_loss(replays, len(found), ideal_s, measured.slowdown, measured.chance_s)
-    causes = named_causes(replays, found, numbers, loss)
+    numbers, loss = named_loss(
+        replays, len(detected), ideal_s, measured.slowdown, measured.chance_s
+    )
+    causes = named_causes(replays, detected, numbers, loss)
     chosen = {cause.cause for cause in causes}
     unjudged = {name: why for name, why in unjudged.items() if name not in chosen}
     diagnosis = Diagnosis(
@@ -290,7 +291,7 @@ def _weigh(
             reference_s=loss.reference_s,
             unknown_share=loss.unknown_s / loss.lost_s,
             recorded_s=measured.recorded_s,
-            uncertainty=Uncertainty.combine([found[n].finding.uncertainty for n in numbers]),
+            uncertainty=Uncertainty.combine([detected[n].finding.uncertainty for n in numbers]),
             hosts_wait=bool(replays.group.graph.lags_ns),
         ),
     )
@@ -348,13 +349,13 @@ def causes_without_replay(
     among = [k for k in KINDS.values() if k.needs_no_replay and k.cannot_judge(signs) is None]
     return tuple(
         Cause(
-            cause=found.kind.name,
+            cause=detected.kind.name,
             contribution=None,
             cost_s=None,
             confidence=THRESHOLDS.without_cost,
-            evidence=found.finding.evidence,
-            where=found.finding.where,
-            figure=found.finding.figure,
+            evidence=detected.finding.evidence,
+            where=detected.finding.where,
+            figure=detected.finding.figure,
         )
-        for found in _find(signs, among)
+        for detected in _find(signs, among)
     )

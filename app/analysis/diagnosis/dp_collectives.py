@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Evidence
 from app.analysis.diagnosis.locations import StageView, Worker
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import name_list
@@ -45,7 +44,7 @@ class Collectives:
     nodes: tuple[list[int], ...]
     # for each stage, (collectives, steps, dp): transfer times, ns, measured within each group
     taken_ns: tuple[FloatArray, ...]
-    apart: NDArray[np.bool_]  # (stages, dp): ranks with slow collectives within their stage
+    apart: BoolArray  # (stages, dp): ranks with slow collectives within their stage
 
     @property
     def by_step(self) -> FloatArray:
@@ -66,7 +65,7 @@ class Collectives:
         return np.asarray(np.mean(taken_ns[:, :, ~apart] if apart.any() else taken_ns, axis=2))
 
     @property
-    def incomplete(self) -> NDArray[np.bool_]:
+    def incomplete(self) -> BoolArray:
         """Return which stages lack a rank for which the other ranks may wait, shape (stages,)."""
         absent = self.observation.layout.absent
         if absent is None:
@@ -78,7 +77,7 @@ class Collectives:
         """Return the workers with slow collectives compared with other ranks of their stage."""
         return tuple((dp, self.stages[index]) for index, dp in np.argwhere(self.apart).tolist())
 
-    def without(self, slow: NDArray[np.bool_]) -> dict[int, FloatArray]:
+    def without(self, slow: BoolArray) -> dict[int, FloatArray]:
         """Return upper limits of transfers by node, (1, dp), ns: typical if slow, else infinite.
 
         Parameters
@@ -135,7 +134,7 @@ def collectives_of(observation: Observation) -> Collectives:
     return Collectives(observation, stages, of_stages, tuple(taken for taken, _ in measured), apart)
 
 
-def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
+def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, BoolArray]:
     """Return transfer times of a stage's collectives, ns, and the ranks whose group is slow.
 
     A group waits only for its own ranks: with several groups, a transfer begins at the latest start
@@ -164,8 +163,8 @@ def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, N
     return taken_ns, np.zeros(layout.dp, dtype=bool)
 
 
-def _times(taken_ns: FloatArray, ranks: NDArray[np.bool_]) -> float:
-    """Return the collective time of some ranks ÷ the collective time of the other ranks."""
+def _times(taken_ns: FloatArray, ranks: BoolArray) -> float:
+    """Return the collective time of some DP ranks ÷ the collective time of the other ranks."""
     time_ns = median(taken_ns.sum(axis=0))
     return float(time_ns[ranks].mean() / max(float(time_ns[~ranks].mean()), LEAST_NS))
 

@@ -19,7 +19,10 @@ from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.recorded_lengths import computing_of_steps, some_lengths
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.quantities import FloatArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.robust_statistics import median, median_of_rows
 from app.analysis.trace.model import SessionMeta
@@ -41,19 +44,25 @@ class Computing:
     """Computing times of the workers per step, kept for comparison with later sessions."""
 
     configuration: str
-    """A digest of what must be alike for sessions to be compared: sizes, the operations of a step,
-    metadata of the job."""
+    """Digest of the properties that two sessions must share to be compared: sizes, operations of a
+    step, and metadata of the job.
+    """
     every: int
-    """Of how many DP ranks one is listed: at most 64 workers are."""
+    """Interval between listed DP ranks: every n-th DP rank is listed, so that at most 64 workers
+    are.
+    """
     step_s: tuple[tuple[float, ...], ...]
-    """Seconds that a worker computes in the median one of its best steps, [DP rank][stage]."""
+    """Computing time of each worker in the median of its best steps, seconds, [DP rank][stage]."""
     machines: tuple[tuple[str, ...], ...]
-    """Node and GPU of each, as far as they are known."""
+    """Digest of the node and GPU of each worker, [DP rank][stage]; empty if unknown."""
     tokens: tuple[float, float] | None = field(default=None, metadata=OMITTED)
-    """Σs and Σs² of the sequences of a mean step and DP rank, where they are recorded."""
+    """Σs and Σs² of the sequence lengths s of a mean step and DP rank; None if they are not
+    recorded.
+    """
     transfers_s: dict[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMITTED)
-    """Seconds that what moves data takes in the median step, without waiting for others, by
-    operation type, [stage]; 0 on stages that have none of it."""
+    """Transfer time in the median step without waiting for other ranks, seconds, by operation type,
+    [stage]; 0 on stages without transfers of the type.
+    """
 
 
 def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
@@ -140,7 +149,7 @@ class Thresholds:
 
     slow: float = 0.05  # excess over earlier sessions from which a worker is slower
     workers: float = 0.9  # share of slower workers from which all count as slower
-    known: float = 0.5  # lowest share of workers on the same machines
+    same_machines: float = 0.5  # lowest share of workers on the same machines
     # Number of the fastest sessions that set the reference level, if the job has this number: one
     # or two sessions may have been fast by accident.
     sessions: int = 3
@@ -228,12 +237,14 @@ def against_past(
     if not like:
         return None
     ratios = np.array([_ratio(now, session.computing) for session in like])
-    known = ~np.isnan(ratios).all(axis=(1, 2))
-    known[known] = np.mean(~np.isnan(ratios[known]), axis=(1, 2)) >= THRESHOLDS.known
-    if not known.any():
+    has_workers = ~np.isnan(ratios).all(axis=(1, 2))
+    has_workers[has_workers] = (
+        np.mean(~np.isnan(ratios[has_workers]), axis=(1, 2)) >= THRESHOLDS.same_machines
+    )
+    if not has_workers.any():
         return None
-    like = [session for session, usable in zip(like, known.tolist(), strict=True) if usable]
-    ratios = ratios[known]
+    like = [session for session, usable in zip(like, has_workers.tolist(), strict=True) if usable]
+    ratios = ratios[has_workers]
     slow = _slow_transfers(now, like)
     levels = np.nanmedian(ratios, axis=(1, 2))
     # A ratio is the time now ÷ the earlier time: the largest ratios belong to the fastest sessions.

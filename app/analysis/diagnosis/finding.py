@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from math import hypot
 from typing import ClassVar, Final, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.analysis.diagnosis.locations import KEYS, View, Where, Worker
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 
 # Data of the small figure of a cause; the field `kind` distinguishes the classes.
 
@@ -23,11 +20,13 @@ class WorkerSteps:
 
     kind: Literal["worker_steps"] = "worker_steps"
     worker: Worker
-    """The slowest one: (DP rank, stage)."""
+    """Slowest worker: (DP rank, stage)."""
     ratio: tuple[float, ...]
-    """Its computing time ÷ that of its stage's peers, in each compared step."""
+    """Computing time of the worker ÷ computing time of its stage's peers, in each compared step."""
     times: float | None = field(default=None, metadata=OMITTED)
-    """The same over its slow steps, the mean of forward and backward; no key in older reports."""
+    """Computing time of the worker ÷ that of its peers over its slow steps, the mean of forward and
+    backward; no key in older reports.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class StageLoad:
 
     kind: Literal["stage_load"] = "stage_load"
     relative: tuple[float, ...]
-    """Computing time of each stage ÷ the mean of all."""
+    """Computing time of each stage ÷ the mean over all stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +44,11 @@ class Stalls:
 
     kind: Literal["stalls"] = "stalls"
     by_step_s: tuple[float, ...]
-    """Seconds lost in stalls in each step, all workers added."""
+    """Time lost in stalls in each step, the sum over all workers, seconds."""
     by_worker: tuple[tuple[int, ...], ...]
-    """Stalls on each worker, [dp][pp]."""
+    """Number of stalls on each worker, [dp][pp]."""
     longest_s: float
-    """The longest stall, seconds."""
+    """Duration of the longest stall, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +57,9 @@ class LateLaunches:
 
     kind: Literal["late_launches"] = "late_launches"
     by_step_s: tuple[float, ...]
-    """Seconds, the latest DP rank of each step."""
+    """Launch delay of the latest DP rank in each step, seconds."""
     by_dp_s: tuple[float, ...] = field(default=(), metadata=OMITTED)
-    """Seconds, the mean of each DP rank; no key where the ranks are alike."""
+    """Mean launch delay of each DP rank, seconds; no key if the DP ranks are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class HeldLaunches:
 
     kind: Literal["held_launches"] = "held_launches"
     by_step_s: tuple[float, ...]
-    """Seconds in each step, all workers added."""
+    """Time for which computations are held up in each step, the sum over all workers, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +77,9 @@ class Links:
 
     kind: Literal["links"] = "links"
     ends: tuple[tuple[int, int], ...]
-    """The stages at the ends of each link: (stage, stage)."""
+    """Pair of stages at the ends of each link: (stage, stage)."""
     ratio: tuple[tuple[float, ...], ...]
-    """Transfer time ÷ the median of its type, of each link and DP rank."""
+    """Transfer time of each link and DP rank ÷ the median of its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class TransferLevels:
 
     kind: Literal["transfer_levels"] = "transfer_levels"
     by_step: tuple[float, ...]
-    """Transfer time of the median link ÷ that in the quietest steps."""
+    """Transfer time of the median link in each step ÷ transfer time in the quietest steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +97,15 @@ class ComputingLevels:
 
     kind: Literal["computing_levels"] = "computing_levels"
     by_step: tuple[float, ...]
-    """Computing time of the median worker ÷ that in its best steps."""
+    """Computing time of the median worker in each step ÷ computing time in its best steps."""
     when: str
-    """In which steps they are slow, in words."""
+    """Steps in which the workers are slow, in words."""
     growth: float | None = field(default=None, metadata=OMITTED)
-    """By what share each recorded step is longer than the one before, where they grow all along."""
+    """Share by which each recorded step is longer than the previous one; None unless steps grow
+    steadily.
+    """
     likely: str = field(default="", metadata=OMITTED)
-    """What is most likely to slow them, in words; no key where nothing tells."""
+    """Likeliest reason of the slowness, in words; no key if the session shows no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +114,9 @@ class Rotation:
 
     kind: Literal["rotation"] = "rotation"
     by_step: tuple[float, ...]
-    """Its computing time ÷ what it takes in the median step."""
+    """Computing time of each step's slowest worker ÷ the worker's time in its median step."""
     slowest: tuple[tuple[int, ...], ...]
-    """In how many steps each worker is the slowest, [dp][pp]."""
+    """Number of steps in which each worker is the slowest, [dp][pp]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +125,11 @@ class LateRanks:
 
     kind: Literal["late_ranks"] = "late_ranks"
     worker: Worker
-    """The group's place; of an expert-parallel group that of its first rank: (DP rank, stage)."""
+    """Worker of the group, or of the first rank of an expert-parallel group: (DP rank, stage)."""
     ranks: tuple[int, ...]
-    """Its global ranks."""
+    """Global ranks of the group."""
     share: tuple[float, ...]
-    """Of the waiting, for each rank; together 1."""
+    """Share of the group's waiting that each rank causes; the shares add up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Spread:
     to: float
     """The lower edge of the first class and the upper edge of the last one."""
     counts: tuple[int, ...]
-    """Microbatches of each class; all classes are equally wide."""
+    """Number of microbatches in each class; all classes are equally wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,9 @@ class Squares:
     """An even sample of microbatches: recorded sequence lengths and times."""
 
     sum_of_squares: tuple[float, ...]
-    """Sum of the squares of a microbatch's sequence lengths, tokens²."""
+    """Σs² of each sampled microbatch's sequence lengths s, tokens²."""
     relative: tuple[float, ...]
-    """Time of the same microbatch ÷ the mean."""
+    """Time of each sampled microbatch ÷ the mean time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +162,9 @@ class Lengths:
 
     kind: Literal["lengths"] = "lengths"
     spread: Spread
-    """How their times differ."""
+    """Histogram of the times of microbatches."""
     squares: Squares | None = field(default=None, metadata=OMITTED)
-    """Their sequence lengths; no key where the metadata do not hold sequence lengths."""
+    """Sequence lengths and times of sampled microbatches; no key if the metadata lack lengths."""
 
 
 FigureData: TypeAlias = (
@@ -194,8 +195,8 @@ class Uncertainty:
     work: FloatArray | None = None
     # number of steps from one occurrence of the cause to the next, if the cause is periodic
     cycle: int | None = None
-    # Share of the workers that the cause keeps waiting (less, if it does so part of the time): the
-    # wait hides late launches of these workers.
+    # Share of the workers that the cause keeps waiting (less if it does so part of the time):
+    # waiting hides late launches of these workers.
     hiding: float = 1.0
 
     @staticmethod
@@ -224,7 +225,7 @@ class Change:
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # time off computations
     times: Mapping[int, FloatArray] = field(default_factory=dict)  # factors of what remains
     transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # longest transfers
-    on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)  # launches not late
+    on_time: Mapping[int, BoolArray] = field(default_factory=dict)  # launches not late
 
 
 @dataclass(frozen=True, slots=True)

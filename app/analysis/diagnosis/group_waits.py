@@ -13,12 +13,11 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import LateRanks, Uncertainty
 from app.analysis.diagnosis.locations import FigureView, View, Worker, WorkerView
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, kept_waiting, lower_median
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import TENSOR_TYPES, Trace
 from app.analysis.trace.parallelism import groups_of, has_rings, own_compute_times
@@ -303,7 +302,7 @@ def ring_waits(observation: Observation) -> list[Waits]:
     return list(_ring_waits(observation)) if has_rings(observation.trace) else []
 
 
-def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
+def waits_only_for_missing(observation: Observation, slow: float) -> BoolArray:
     """Return which workers seem slow only as they wait for a ring's missing rank, (pp, dp).
 
     None of the recorded ranks of such a worker computes longer than `slow` times the busiest ranks
@@ -327,8 +326,8 @@ def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.
 def _ring_waits(observation: Observation) -> Iterator[Waits]:
     trace, layout = observation.trace, observation.layout
     rows, own_ns = own_compute_times(trace)
-    known = np.isin(trace.step[rows], layout.steps)
-    rows, own_ns = rows[known], own_ns[known]
+    in_analyzed = np.isin(trace.step[rows], layout.steps)
+    rows, own_ns = rows[in_analyzed], own_ns[in_analyzed]
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
     order = np.lexsort([key[rows] for key in keys])
     rows, own_ns = rows[order], own_ns[order]

@@ -67,17 +67,21 @@ class Headline:
     """
 
     slowdown: float
-    """Step time ÷ the reference."""
+    """Recorded step time ÷ step time of the reference; see `kind`."""
     ci95: Interval | None
-    """Of the job, of which these steps are some: by drawing blocks of steps anew; where the
-    headline is S that of S. None of fewer than 20 steps with causes, and of fewer than 5."""
+    """95 % interval of the job's slowdown, of which the analyzed steps are a sample, by bootstrap
+    over blocks of steps; the interval of S if the headline is S. None for fewer than 20 steps
+    with causes, or fewer than 5 steps.
+    """
     reference_step_time_s: float
-    """Seconds: the mean step without the causes; of the published kind, the mean ideal step."""
+    """Mean step time of the reference, seconds: without the causes, or ideal if the headline is S.
+    """
     kind: HeadlineKind
-    """``published`` where the headline is S, ``launches`` where S is withheld and a replay with the
-    launches that causes make late is the recording."""
+    """Reference of the slowdown. ``published``: the headline is S. ``launches``: S is withheld, and
+    only a replay with the late launches of causes reproduces the recording.
+    """
     ci95_reason: str | None = field(default=None, metadata=OMITTED)
-    """Why there is no interval."""
+    """Reason why there is no interval; None if there is one."""
 
     @property
     def waste(self) -> float:

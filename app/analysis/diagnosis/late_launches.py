@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.host_delays import delays_of, launch_delays
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import begins_of
@@ -59,7 +58,7 @@ THRESHOLDS: Final = Thresholds()
 class StalledLaunches:
     """Single forwards that are launched late, and their delays."""
 
-    nodes: NDArray[np.int64]  # (forwards,)
+    nodes: IntArray  # (forwards,)
     # (forwards, steps, dp): delay beyond the typical delay; 0 for forwards launched on time
     late_ns: FloatArray
 
@@ -125,7 +124,7 @@ def _after_computing(observation: Observation) -> list[int]:
     return following
 
 
-def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
+def on_many_workers(by_worker: IntArray) -> bool:
     """Return whether stalls, counted by worker, are spread over as many workers as pauses are."""
     count, possible = int(by_worker.sum()), by_worker.size
     workers = int((by_worker > 0).sum())
@@ -181,8 +180,8 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
 
 
 def _awaits_send(
-    observation: Observation, forwards: NDArray[np.int64], late: NDArray[np.bool_], soon_ns: float
-) -> NDArray[np.bool_]:
+    observation: Observation, forwards: IntArray, late: BoolArray, soon_ns: float
+) -> BoolArray:
     """Return which `late` forwards begin right after a send of their worker, shape of `late`.
 
     Blocking sends keep a host from launching until the receiver is ready, which is no pause. `late`

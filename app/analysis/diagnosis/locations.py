@@ -19,15 +19,16 @@ KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
 
 @dataclass(frozen=True, slots=True)
 class SlowSpells:
-    """Slow steps of the slowest worker, or of the whole network, unless nearly all are slow."""
+    """Slow steps of the slowest worker or of the network; absent if nearly all are slow."""
 
     steps: int
-    """Number of steps in which it is slow."""
+    """Number of slow steps."""
     of: int
-    """Number of steps that were compared."""
+    """Number of compared steps."""
     times: float
-    """Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer time
-    ÷ that in quiet steps."""
+    """Slowness in the slow steps: the worker's time ÷ that of its stage's peers, or the network's
+    transfer time ÷ that in quiet steps.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +40,17 @@ class Where:
     workers: tuple[Worker, ...] = field(default=(), metadata=OMITTED)
     """Workers at fault, the worst first: (DP rank, stage)."""
     stage: int | None = field(default=None, metadata=OMITTED)
-    """The stage at fault."""
+    """Pipeline stage at fault."""
     stages: tuple[int, ...] = field(default=(), metadata=OMITTED)
-    """Stages on which it shows."""
+    """Pipeline stages on which the cause shows."""
     ranks: tuple[int, ...] = field(default=(), metadata=OMITTED)
-    """Global ranks at fault, one for each of `workers`."""
+    """Global ranks at fault, one for each worker of `workers`."""
     spells: SlowSpells | None = field(default=None, metadata=OMITTED)
-    """When the first of `workers` is slow, or the whole network; none where that is in nearly all
-    steps."""
+    """Slow steps of the first worker of `workers`, or of the whole network; None if nearly all
+    steps are slow.
+    """
     dp: int | None = field(default=None, metadata=OMITTED)
-    """The DP rank at fault."""
+    """DP rank at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,9 @@ class WorkerView:
 
     view: Literal["worker"] = "worker"
     dp: int
-    """Its DP rank and its stage."""
+    """DP rank of the worker."""
     pp: int
-    """Its DP rank and its stage."""
+    """Pipeline stage of the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class StageView:
 
     view: Literal["stage"] = "stage"
     pp: int
-    """The stage."""
+    """Number of the pipeline stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class StepView:
 
     view: Literal["step"] = "step"
     step: int
-    """Its number."""
+    """Number of the training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +90,11 @@ class LinkView:
 
     view: Literal["link"] = "link"
     dp: int
-    """The DP rank that it belongs to."""
+    """DP rank of the link."""
     from_: int
-    """The stages at its ends."""
+    """Stage at one end of the link."""
     to: int
-    """The stages at its ends."""
+    """Stage at the other end of the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,9 @@ class FigureView:
 
     view: Literal["figure"] = "figure"
     part: str = field(default="", metadata=OMITTED)
-    """``workers``, ``ranks``, ``spread`` or ``squares``; no key where there is one part only."""
+    """Part of the figure: ``workers``, ``ranks``, ``spread`` or ``squares``; no key if the figure
+    has a single part.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ class RegionView:
     """A view: a whole region of the page."""
 
     view: Literal["map", "scatter"]
-    """The map of workers, or forward against backward times."""
+    """Region of the page: the map of workers, or the plot of forward against backward times."""
 
 
 View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.counterfactual import Counterfactuals
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import mean
 
 _MOST_CAUSES: Final = 4  # causes that are replayed in all combinations, 2^n replays
@@ -115,7 +115,7 @@ def one_or_all(count: int) -> list[frozenset[int]]:
     """Return sets of findings to remove: none, all, each one alone, and all except each one."""
     everything = frozenset(range(count))
     each = [frozenset({number}) for number in range(count)]
-    return [frozenset(), everything, *each, *(everything - one for one in each)]
+    return [frozenset(), everything, *each, *(everything - single for single in each)]
 
 
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:

@@ -19,13 +19,12 @@ from app.analysis.diagnosis.observation import (
     Observation,
     Passes,
     Real,
-    SingleArray,
     lower_median,
     robust_deviation,
     sample,
 )
 from app.analysis.diagnosis.recorded_lengths import RecordedLengths
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, SingleArray
 from app.analysis.replay.robust_statistics import median, peers_median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -135,7 +134,11 @@ def compare_microbatches(
         _common(some[name], rise[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
     )
     noise = _noise(some, rise[BACKWARD_COMPUTE])
-    scatter, by_lane = _scatter(backward)
+    lanes = backward.reshape(-1, backward.shape[-1])
+    low, high = quantiles(lanes, (0.16, 0.84))
+    scatter = float(backward.std() / backward.mean())
+    # On the median DP rank: a single DP rank with slow spells is no difference on all ranks.
+    by_lane = float(lower_median((high - low) / 2, axis=0))
     correlation = _correlation(forward, backward)
     long = 1 + max(THRESHOLDS.long, THRESHOLDS.long_to_noise * noise)
     if correlation >= THRESHOLDS.least_correlation and by_lane >= max(
@@ -183,7 +186,7 @@ def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
 
 
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
-    """Return the standard deviation of a microbatch's time over the stages, or over directions."""
+    """Return the standard deviation of a microbatch's time over stages, or over directions."""
     backward = some[BACKWARD_COMPUTE]
     if len(backward) == 1:
         return robust_deviation(some[FORWARD_COMPUTE] / backward)
@@ -191,18 +194,6 @@ def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
     # the differences from it would be 0.
     aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
     return robust_deviation(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
-
-
-def _scatter(factor: SingleArray) -> tuple[float, float]:
-    """Return the relative standard deviation over all microbatches, and on the median DP rank.
-
-    The value of the median DP rank prevents a single DP rank with slow spells from counting as a
-    difference on all ranks.
-    """
-    lanes = factor.reshape(-1, factor.shape[-1])
-    low, high = quantiles(lanes, (0.16, 0.84))
-    by_lane = float(lower_median((high - low) / 2, axis=0))
-    return float(factor.std() / factor.mean()), by_lane
 
 
 def _correlation(forward: SingleArray, backward: SingleArray) -> float:
@@ -216,10 +207,8 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _few_are_long(
-    forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
-) -> bool:
-    """Return whether a few microbatches are long; arguments: which are, (passes, steps, dp).
+def _few_are_long(forward: BoolArray, backward: BoolArray, *, several: bool) -> bool:
+    """Return whether a few microbatches are long, given masks of these, (passes, steps, dp).
 
     With one stage, many DP ranks must have long microbatches: otherwise a worker has bursts.
     """
@@ -340,8 +329,8 @@ class Effects:
 
     difference: Difference  # whether microbatches differ in length
     microbatches: dict[str, Microbatches]  # by type; empty if they do not differ
-    # (pp, steps, dp), by type: slowness of each worker in each step: time ÷ that of its stage's
-    # slowness relative to peers over the session; with one DP rank, relative to other steps
+    # (pp, steps, dp), by type: slowness of each worker in each step: its time ÷ that of its stage's
+    # peers over the session (1 with one DP rank) × its time in the step ÷ its typical time
     worker: dict[str, FloatArray]
     # (pp, passes, steps, dp), by type: residuals, relative to the worker's typical time
     residual: dict[str, SingleArray]

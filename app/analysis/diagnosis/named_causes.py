@@ -114,7 +114,7 @@ class DetectedCause:
 
 
 def named_causes(
-    replays: Counterfactuals, found: Sequence[DetectedCause], numbers: Sequence[int], loss: Loss
+    replays: Counterfactuals, detected: Sequence[DetectedCause], numbers: Sequence[int], loss: Loss
 ) -> tuple[Cause, ...]:
     """Return findings as causes, the most expensive first, each with its share of the loss.
 
@@ -128,13 +128,13 @@ def named_causes(
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
     for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
-        cost, finding = shares_s[number], found[number].finding
+        cost, finding = shares_s[number], detected[number].finding
         cost_s = float(mean(cost))
         sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
-        if len(now_s) == 1 and found[number].kind.recurs:
+        if len(now_s) == 1 and detected[number].kind.recurs:
             sure = min(sure, THRESHOLDS.of_one_step)
         cause = Cause(
-            cause=found[number].kind.name,
+            cause=detected[number].kind.name,
             contribution=cost_s / loss.lost_s,
             cost_s=cost_s,
             confidence=sure if doubt is None else min(sure, doubt.max_confidence),
@@ -180,7 +180,7 @@ def named_causes(
         causes.insert(place, unknown)
     # The runner-up of a cause is the next cause; of the last cause, the first finding not named.
     names = [cause.cause for cause in causes]
-    spare = next((item.kind.name for item in found if item.kind.name not in names), None)
+    spare = next((item.kind.name for item in detected if item.kind.name not in names), None)
     return tuple(
         replace(cause, runner_up=following)
         for cause, following in zip(causes, [*names, spare][1:], strict=True)

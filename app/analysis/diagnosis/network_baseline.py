@@ -9,7 +9,7 @@ from app.analysis.diagnosis.earlier_sessions import Past
 from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding, Uncertainty
 from app.analysis.diagnosis.locations import StageView, Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import FloatArray
 
 OF_ALL: Final = "Find what slows the network of all ranks"
 HOW_OF_ALL: Final = (

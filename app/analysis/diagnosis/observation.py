@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.finding import Uncertainty
 from app.analysis.diagnosis.locations import Hosts, Worker
 from app.analysis.memoize import Memoized
+from app.analysis.quantities import FloatArray, IntArray, SingleArray
 from app.analysis.replay.adaptations.candidate import opens_window
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median, quantile
 from app.analysis.replay.session import ShapeGroup, begins_of, filled_ns, follows_of, with_lags
@@ -28,7 +31,6 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.trace.rank_metadata import recorder_of
 
-SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
 
 _SAMPLE: Final = 60_000
@@ -200,8 +202,8 @@ class Observation(Memoized):
         rows = []
         for stage in stages:
             mine = layout.of(name, stage)
-            known = nodes.mb[mine] != ABSENT
-            microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))
+            has_microbatch = nodes.mb[mine] != ABSENT
+            microbatch = np.where(has_microbatch, nodes.mb[mine], np.arange(len(mine)))
             rows.append(mine[np.lexsort((microbatch, nodes.mc[mine]))])
         table = np.array(rows, dtype=np.int64)
         if not table.size:

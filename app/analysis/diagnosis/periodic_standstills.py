@@ -12,11 +12,10 @@ from math import comb, gcd
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 
 _NAMED: Final = 6
@@ -24,7 +23,7 @@ _NAMED: Final = 6
 FEWEST: Final = 3
 
 
-def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
+def interval(steps: IntArray, struck: BoolArray) -> int:
     """Return the interval of the struck steps, in steps; 0 if they are not periodic.
 
     The interval is the greatest common divisor of the distances between struck steps, if every
@@ -82,7 +81,7 @@ THRESHOLDS: Final = Thresholds()
 
 # The struck steps, shape (steps,), and their interval in steps or a divisor of it; 0 for a single
 # step.
-Struck = tuple[NDArray[np.bool_], int]
+Struck = tuple[BoolArray, int]
 
 
 def by_stage(observation: Observation, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
@@ -124,7 +123,7 @@ def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None
     return struck
 
 
-def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bool_] | None:
+def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> BoolArray | None:
     """Return the latest steps that may stand still, shape (steps,); None without any.
 
     The result is one or two steps that begin far later than the other steps, or several steps at
@@ -174,7 +173,7 @@ def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -
     return None
 
 
-def _apart(observation: Observation, struck: NDArray[np.bool_]) -> int:
+def _apart(observation: Observation, struck: BoolArray) -> int:
     """Return the interval of the struck steps, in steps; 0 if they are not periodic."""
     steps = observation.layout.steps
     if observation.group.graph.chained and not struck[0]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.analysis.budget.common_slowdown import CommonFactor, common_factor, computing_ns
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 
@@ -81,10 +81,7 @@ def some_lengths(observation: Observation) -> RecordedLengths | None:
 
 
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a microbatch, given its DP rank's metadata; None without lengths.
-
-    None if the metadata contain no list of lengths.
-    """
+    """Return Σs and Σs² of a microbatch from its DP rank's metadata; None without lengths."""
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
     sequences = lengths[microbatch]

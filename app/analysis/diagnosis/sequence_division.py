@@ -16,7 +16,7 @@ import numpy as np
 
 from app.analysis.diagnosis.group_waits import Waiting, Waits, computing_ns, holders
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.robust_statistics import median
 
 FEWEST: Final = 2  # groups that can be compared with one another
@@ -130,24 +130,20 @@ def _by_kind(
     """
     layout, (dp, _) = observation.layout, waits.cell
     nodes, steps = holders(observation, waits)
-    place = _place_in_turn(nodes * np.int64(len(layout.steps)) + steps)
+    # order of each collective among the collectives of its type within its computation
+    keys = nodes * np.int64(len(layout.steps)) + steps
+    order = np.argsort(keys, kind="stable")
+    first = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
+    counted = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+    place = np.empty(len(keys), dtype=np.int64)
+    place[order] = counted
     part_ns = np.zeros(len(nodes))
     for node in np.unique(nodes[nodes >= 0]).tolist():
         mine = np.flatnonzero(nodes == node)
         many = np.bincount(steps[mine], minlength=len(layout.steps))
         part_ns[mine] = observation.recorded_ns[node][steps[mine], dp] / many[steps[mine]]
     takes_ns = part_ns[:, None] - (waits.duration_ns - waits.duration_ns.min(axis=1, keepdims=True))
-    known = (takes_ns > 0).all(axis=1)
+    complete = (takes_ns > 0).all(axis=1)
     kinds = np.stack([layout.nodes.op[nodes], place], axis=1)
-    for op, nth in np.unique(kinds[known], axis=0).tolist():
-        yield (op, nth), takes_ns[known & (kinds == (op, nth)).all(axis=1)]
-
-
-def _place_in_turn(keys: IntArray) -> IntArray:
-    """Return, for each key, the number of its earlier occurrences."""
-    order = np.argsort(keys, kind="stable")
-    first = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
-    counted = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
-    place = np.empty(len(keys), dtype=np.int64)
-    place[order] = counted
-    return place
+    for op, nth in np.unique(kinds[complete], axis=0).tolist():
+        yield (op, nth), takes_ns[complete & (kinds == (op, nth)).all(axis=1)]

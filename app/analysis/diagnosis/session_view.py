@@ -36,12 +36,12 @@ from app.analysis.diagnosis.microbatch_effects import Effects, slowness_by_stage
 from app.analysis.diagnosis.observation import Explained, Observation, lower_median
 from app.analysis.diagnosis.recorded_lengths import slow_together, some_lengths
 from app.analysis.diagnosis.step_gaps import StepGaps
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.parallelism import layers_per_stage
 
 _HEAD: Final = "with one DP rank embedding or head may make this stage heavy"
-_NO_LAYERS: Final = "with one DP rank nothing tells which, as the metadata say nothing of layers"
+_NO_LAYERS: Final = "with one DP rank it is unknown which, as the metadata lack the layers"
 _NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 
@@ -154,7 +154,11 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
         alone = absent is not None and int((~absent[:, stage]).sum()) == 1
         return StageOrWorker(_doubted(heavy, stage, _NO_PEERS) if alone else heavy, None)
     layers = layers_per_stage(observation.trace.meta.extra, pp)
-    ratio = _ratios(observation, np.array(layers or [1] * pp))
+    ratio = {}
+    for name, passes in observation.passes.items():
+        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / np.array(layers or [1] * pp)
+        others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
+        ratio[name] = rate / np.array(others)
     slowness = np.min(list(ratio.values()), axis=0)
     most = np.max(list(ratio.values()), axis=0)[stage] - 1
     by_layers = slowness[stage] < THRESHOLDS.slow
@@ -206,11 +210,11 @@ def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray
     return replace(finding, evidence=evidence, doubt=doubt)
 
 
-def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
+def _as_before(reason: StageOrWorker, past: Past) -> StageOrWorker:
     """Return a heavy stage with less doubt, if it took as long in an earlier session."""
-    heavy = found.heavy
+    heavy = reason.heavy
     if heavy is None or heavy.doubt is None or heavy.where.stage is None:
-        return found
+        return reason
     line = Evidence(
         f"Against the other stages it took as long in session {past.number}: no worker has become "
         "slow since",
@@ -218,16 +222,6 @@ def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
     )
     doubt = Doubt(THRESHOLDS.as_before)
     return StageOrWorker(replace(heavy, evidence=(*heavy.evidence, line), doubt=doubt), None)
-
-
-def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
-    """Return each stage's time per layer ÷ the median of the other stages, by type, (pp,)."""
-    ratios = {}
-    for name, passes in observation.passes.items():
-        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / layers
-        others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
-        ratios[name] = rate / np.array(others)
-    return ratios
 
 
 def _slow_workers(

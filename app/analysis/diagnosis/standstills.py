@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change, Evidence, Finding, GapLoss, LateLaunches
 from app.analysis.diagnosis.late_launches import first_delays
@@ -15,8 +14,13 @@ from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation, summed
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.step_gaps import NS, StepGaps
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.diagnosis.step_gaps import (
+    StepGaps,
+)
+from app.analysis.quantities import NS, BoolArray, FloatArray, IntArray
+from app.analysis.replay.layout.dense import (
+    Layout,
+)
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.wording import name_list, percent
@@ -37,7 +41,7 @@ def recorded_delays(signs: Signs, name: str) -> ByNode:
     return _delays(signs.observation, operations) if len(operations) else {}
 
 
-def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
+def with_recorded(signs: Signs, name: str, finding: Finding | None) -> Finding | None:
     """Return a finding with the launch delays during recorded operations of a type added.
 
     Parameters
@@ -49,7 +53,7 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
     """
     recorded = recorded_delays(signs, name)
     if not recorded:
-        return found
+        return finding
     every = np.max(np.stack(list(recorded.values())), axis=0)
     layout = signs.observation.layout
     by_rank = every.sum(axis=0)
@@ -68,16 +72,16 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
         StepView(step=int(layout.steps[int(by_step.argmax())])),
     )
     late_ns = dict(recorded)
-    if found is None:
+    if finding is None:
         where = Where(dp=ranks[0]) if len(ranks) == 1 < layout.dp else Where()
-        found = Finding(Change(), (), where)
+        finding = Finding(Change(), (), where)
     else:
-        late_ns = summed([found.launches.late_ns, recorded])
+        late_ns = summed([finding.launches.late_ns, recorded])
     return replace(
-        found,
+        finding,
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
-        evidence=(*found.evidence, line),
-        launches=replace(found.launches, late_ns=late_ns),
+        evidence=(*finding.evidence, line),
+        launches=replace(finding.launches, late_ns=late_ns),
     )
 
 
@@ -106,7 +110,17 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
         for following in (0, 1):
             if not len(left):
                 break
-            there, at = _in_steps(layout, operations, left, following)
+            number = operations.step[left] + following
+            step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
+            begin_ns = layout.begin_ns[step]
+            placed = _InSteps(
+                step,
+                operations.dp[left],
+                operations.start_ns[left] - begin_ns,
+                operations.end_ns[left] - begin_ns,
+            )
+            exists = layout.steps[step] == number
+            there, at = placed.chosen(exists), np.flatnonzero(exists)
             of_next = _next_launches(layout, nodes, there)
             for node in sorted({*of_next[of_next >= 0].tolist(), *begins}):
                 own = late.setdefault(node, np.zeros(layout.start_ns.shape[1:]))
@@ -125,29 +139,9 @@ class _InSteps:
     start_ns: FloatArray
     end_ns: FloatArray
 
-    def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
-        """Return the operations that a mask selects."""
+    def chosen(self, mine: BoolArray) -> _InSteps:
+        """Return the host operations that a mask selects."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
-
-
-def _in_steps(
-    layout: Layout, operations: HostOperations, some: IntArray, following: int
-) -> tuple[_InSteps, IntArray]:
-    """Return operations placed in their step, or `following` steps later, and their indices.
-
-    Operations whose step does not have the most frequent shape are left out.
-    """
-    number = operations.step[some] + following
-    step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
-    begin_ns = layout.begin_ns[step]
-    placed = _InSteps(
-        step,
-        operations.dp[some],
-        operations.start_ns[some] - begin_ns,
-        operations.end_ns[some] - begin_ns,
-    )
-    exists = layout.steps[step] == number
-    return placed.chosen(exists), np.flatnonzero(exists)
 
 
 def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
@@ -160,7 +154,7 @@ def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> Int
     return np.where(np.isfinite(after.min(axis=0)), nodes[first], -1)
 
 
-def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
+def _follows(starts: FloatArray, operations: _InSteps) -> BoolArray:
     # A launch in the second half of an operation counts as following it, as clocks are read one
     # after the other.
     return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
@@ -257,14 +251,14 @@ def empty_gap_loss(signs: Signs) -> GapLoss | None:
 
 
 def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
-    """Return the words for the length of the lost gaps, the steps after them, and the interval."""
+    """Return the words for the length of lost gaps, the steps after them, and the interval."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
-    known = gaps.turns.known
-    if struck.sum() > known.sum() / 2:
+    has_gap = gaps.turns.known
+    if struck.sum() > has_gap.sum() / 2:
         return f"{mean} before each step"
     steps = gaps.turns.steps
-    apart = interval(steps[known], struck[known])
+    apart = interval(steps[has_gap], struck[has_gap])
     often = f", every {apart} steps" if apart and struck.sum() >= FEWEST else ""
     each = "" if struck.sum() == 1 else " each time"
     return f"{mean}{each} before {listed(steps[struck].tolist())}{often}"
@@ -291,11 +285,11 @@ class _Guess:
     max_confidence: float
 
 
-def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
+def _guess(gaps: StepGaps, struck: BoolArray) -> _Guess:
     """Return the likeliest reason of the empty gaps before the struck steps."""
     turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
-    known = turns.known
-    others = known & ~struck
+    has_gap = turns.known
+    others = has_gap & ~struck
     gap, collected = float(np.median(gap_ns)), gaps.collected_ns
     collecting = float(np.median(collected[struck]))
     if collecting >= THRESHOLDS.collecting * gap and (
@@ -314,7 +308,7 @@ def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
         return _Guess(text, THRESHOLDS.one_by_one)
     saved = "Likeliest a checkpoint or an evaluation"
     alike = float(np.std(gap_ns)) <= THRESHOLDS.alike * float(np.mean(gap_ns))
-    if interval(turns.steps[known], struck[known]) and alike and struck.sum() >= FEWEST:
+    if interval(turns.steps[has_gap], struck[has_gap]) and alike and struck.sum() >= FEWEST:
         text = f"{saved}: as long each time, evenly, and all workers go on together"
         return _Guess(text, THRESHOLDS.periodic)
     if struck.sum() == 1:

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import NS, BoolArray, FloatArray, IntArray
 from app.analysis.replay.host_delays import FEWEST_TURNS, Turns, turns_of
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import BETWEEN_STEPS, GC, OPTIMIZER
-
-NS: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +81,8 @@ class StepGaps:
 def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
     """Return the gaps between the steps of a session; `recorded_s` are the steps' durations."""
     turns = turns_of(replayed)
-    known = turns.known
-    gap_ns = np.where(known, np.maximum(turns.gap_ns, 0.0), 0.0)
+    has_gap = turns.known
+    gap_ns = np.where(has_gap, np.maximum(turns.gap_ns, 0.0), 0.0)
     recorded_ns: dict[str, FloatArray] = {}
     rest_ns = gap_ns
     if len(replayed.host_operations):
@@ -101,14 +98,14 @@ def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
     turn = recorded_s / NS + (0.0 if replayed.graph.chained else gap_ns)
     parts = (turns, replayed.host_operations, recorded_ns)
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
-    if known.sum() < FEWEST_TURNS:
+    if has_gap.sum() < FEWEST_TURNS:
         nothing = np.zeros_like(gap_ns)
-        return StepGaps(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
-    usual_ns = float(median(rest_ns[known]))
+        return StepGaps(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, has_gap))
+    usual_ns = float(median(rest_ns[has_gap]))
     above = rest_ns - usual_ns
-    scatter = 1.4826 * float(median(np.abs(above[known])))
-    least = max(THRESHOLDS.above * float(median(turn[known])), THRESHOLDS.to_scatter * scatter)
-    stalled_ns = np.where(known & (above > least), above, 0.0)
+    scatter = 1.4826 * float(median(np.abs(above[has_gap])))
+    least = max(THRESHOLDS.above * float(median(turn[has_gap])), THRESHOLDS.to_scatter * scatter)
+    stalled_ns = np.where(has_gap & (above > least), above, 0.0)
     collected_ns = np.roll(
         replayed.over_steps(
             lambda group: np.asarray(
@@ -117,25 +114,25 @@ def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
         ),
         1,
     )
-    return StepGaps(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
+    return StepGaps(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, has_gap))
 
 
-def _mean(values: FloatArray, known: NDArray[np.bool_]) -> float:
-    return float(np.mean(values[known])) if known.any() else 0.0
+def _mean(values: FloatArray, has_gap: BoolArray) -> float:
+    return float(np.mean(values[has_gap])) if has_gap.any() else 0.0
 
 
 def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
     """Return the time of the gap before each step that any operation covers, (steps,), ns."""
     covered = np.zeros(len(turns.steps))
-    known = np.flatnonzero(turns.known & (turns.gap_ns > 0))
-    if not len(host_operations) or not len(known):
+    gaps = np.flatnonzero(turns.known & (turns.gap_ns > 0))
+    if not len(host_operations) or not len(gaps):
         return covered
-    until = turns.begins_ns[known].min(axis=(1, 2))
-    since = until - turns.gap_ns[known]
+    until = turns.begins_ns[gaps].min(axis=(1, 2))
+    since = until - turns.gap_ns[gaps]
     # Each operation counts in the first gap that ends after the operation's start, and only there,
     # even if it is longer.
     gap = np.searchsorted(until, host_operations.start_ns, side="right")
-    inside = gap < len(known)
+    inside = gap < len(gaps)
     gap, start, end = gap[inside], host_operations.start_ns[inside], host_operations.end_ns[inside]
     start, end = np.maximum(start, since[gap]), np.minimum(end, until[gap])
     inside = end > start
@@ -144,5 +141,5 @@ def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
     gap, start, end = gap[order], start[order], end[order]
     # Operations are sorted by gap, so the time covered so far never extends into a later gap.
     before = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1])) if len(end) else end
-    np.add.at(covered, known[gap], np.maximum(end - np.maximum(start, before), 0.0))
+    np.add.at(covered, gaps[gap], np.maximum(end - np.maximum(start, before), 0.0))
     return covered

@@ -37,9 +37,9 @@ class Verdict:
     """The sentence that states how slow a job is and why, and its level."""
 
     sentence: str
-    """The verdict in words."""
+    """Sentence that states how slow the job is, and why."""
     level: Level
-    """``none`` where there is no verdict."""
+    """Level of the verdict; ``none`` if the verdict is withheld."""
 
 
 def verdict(  # noqa: PLR0913 - the facts that the sentence mentions
@@ -60,17 +60,17 @@ def verdict(  # noqa: PLR0913 - the facts that the sentence mentions
     Parameters
     ----------
     limit : float
-        A discrepancy above it withholds the verdict.
+        Discrepancy of the replay above which the verdict is withheld.
     shares : Shares or None
-        The budget of the time, which also has the losses that all workers share; None if unknown.
+        Budget of the time, which also has the losses that all workers share; None if unknown.
     between : sequence of Cause
-        The causes of lost time between steps.
+        Causes of lost time between steps.
     turn_s : float
         Mean step with the gap before it, seconds; 0 if unknown.
     withheld : str, optional
-        Why there is no verdict, whatever the discrepancy.
+        Reason to withhold the verdict, whatever the discrepancy.
     missing : str, optional
-        Which ranks were not recorded, and what that leaves open.
+        Clause on the ranks that were not recorded, and on what therefore remains unknown.
     """
     result = _of_steps(job, metrics, causes, headline, limit, withheld)
     if shares is not None:
@@ -187,8 +187,8 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
         named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
         reference = without_causes(named)
         return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}{unsaid}", "slow")
-    known = bool(causes) and causes[0].cause != UNKNOWN
-    why = f"because {_why(job, causes)}" if known else _for_no_one_place(job)
+    is_named = bool(causes) and causes[0].cause != UNKNOWN
+    why = f"because {_why(job, causes)}" if is_named else _for_no_one_place(job)
     return Verdict(f"{shown} slower than ideal {why}", "slow")
 
 

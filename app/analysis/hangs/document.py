@@ -18,14 +18,14 @@ _MOST_BOXES: Final = 6  # of a column: of more, the smallest are merged
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of the graph: ranks that wait in the same operation, or culprits.
+    """Box of the graph: ranks that wait in the same operation, or culprits.
 
     Parameters
     ----------
     distance : int
-        Operations between these ranks and a culprit; 0 for culprits, 3 for three or more.
+        Number of operations between these ranks and a culprit; 0 for culprits, 3 for three or more.
     what : str
-        The operation in which they wait, or the state of a culprit.
+        Operation in which the ranks wait, or the state of a culprit.
     place : str
         Host and GPU of a single rank, as far as known.
     """
@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow of the graph: ranks of box `start` wait for ranks of box `end`, box indices."""
+    """Arrow of the graph: the ranks of box `start` wait for those of box `end` (box indices)."""
 
     start: int
     end: int
@@ -134,7 +134,7 @@ def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
     for rank, state in sorted(job.ranks.items()):
         if state.stack:
             folded.setdefault((rank in blamed, state.stack), []).append(rank)
-    ordered = sorted(folded.items(), key=lambda one: (not one[0][0], -len(one[1]), one[1]))
+    ordered = sorted(folded.items(), key=lambda item: (not item[0][0], -len(item[1]), item[1]))
     return tuple(
         FoldedStack(tuple(ranks), frames, stuck=stuck) for (stuck, frames), ranks in ordered
     )
@@ -195,7 +195,7 @@ def _largest(
     column: Sequence[tuple[str, Sequence[int]]],
 ) -> Sequence[tuple[str, tuple[int, ...]]]:
     """Return the largest boxes of a column, and the other boxes merged into one box."""
-    ordered = sorted(column, key=lambda one: (-len(one[1]), one[0]))
+    ordered = sorted(column, key=lambda item: (-len(item[1]), item[0]))
     kept = [(what, tuple(sorted(ranks))) for what, ranks in ordered[: _MOST_BOXES - 1]]
     rest = ordered[_MOST_BOXES - 1 :]
     if len(rest) > 1:

@@ -26,16 +26,16 @@ class HangKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A rank that other ranks wait for, and that waits for no rank or for an impossible event.
+    """Rank that other ranks wait for, and that itself waits for no rank or for an impossible event.
 
     Parameters
     ----------
     operation : str
-        The operation that the others wait for, or that it does not complete.
+        Operation in which the other ranks wait, or that the culprit does not complete.
     evidence : str
-        A predicate of the rank, for a sentence.
+        Predicate whose subject is the rank, for a sentence.
     stack : tuple of Frame
-        Its training thread, the innermost frame first; empty if unknown.
+        Stack of the rank's training thread, the innermost frame first; empty if unknown.
     """
 
     rank: int

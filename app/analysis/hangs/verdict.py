@@ -74,7 +74,7 @@ def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
     stacks: dict[int, tuple[Frame, ...]] = {}
     for rank, state in sorted(ranks.items()):
         if state.stack:
-            # without the frames of Paceline's client around a wait of PyTorch
+            # Frames of Paceline's client around a wait of PyTorch are left out.
             own = (n for n, frame in enumerate(state.stack) if _OURS not in frame.file)
             first = next(own, 0)
             stacks[rank] = state.stack[first:] if _is_wait(state.stack[first]) else state.stack
@@ -132,7 +132,7 @@ def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Han
                 gpu=place.gpu,
                 kind=HangKind.NEVER_ENTERED,
                 operation=line,
-                evidence=f"is in {code_words(stack[0])} while the others stand in {line}",
+                evidence=f"is in {code_words(stack[0])} while the others wait in {line}",
                 since_ns=None,
                 confidence=_BY_STACKS,
                 stack=stack,
@@ -150,7 +150,7 @@ def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Han
         unknown=(
             *unknown,
             *([f"There is no stack of {rank_words(without)}."] if without else []),
-            "No recorder says what is pending: this is told by the stacks alone.",
+            "No recorder reports pending operations: only the stacks show this.",
         ),
     )
 
@@ -191,7 +191,7 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
         chain=(Link(where, waiting, tuple(sorted(job.silent)), 1),) if waiting else (),
         confidence=min(culprit.confidence for culprit in culprits),
         remedy=REMEDIES[HangKind.SILENT],
-        unknown=(*unknown, "Nothing says that the others wait for it but its silence."),
+        unknown=(*unknown, "Only its silence indicates that the others wait for it."),
     )
 
 
@@ -225,7 +225,7 @@ def judge_hang(job: JobState) -> Hang:
         notes.append(f"Nothing is known of {rank_words(missing)}.")
     others = sorted(waits.of_rank.keys() - explained)
     if others and len(others) < len(waits.of_rank):
-        notes.append(f"What {rank_words(others)} wait for does not lead to those named here.")
+        notes.append(f"The waits of {rank_words(others)} do not lead to a rank named here.")
     unknown = tuple(notes)
     if not culprits:
         return _without_culprit(job, waits, unknown)

@@ -16,23 +16,23 @@ from app.analysis.hangs.state import JobState, Pending, RankState
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that is the first pending operation of some ranks.
+    """Operation that is the first pending operation of some ranks.
 
     Parameters
     ----------
     waiting : tuple of int
-        The ranks whose first pending operation it is.
+        Ranks whose first pending operation it is.
     absent : tuple of int
-        Ranks that have not entered it.
+        Ranks that have not entered the operation.
     behind : tuple of int
-        Ranks that have entered it, but wait for another operation first.
+        Ranks that have entered the operation, but wait for another operation first.
     beyond : tuple of int
-        Ranks that have completed it.
+        Ranks that have completed the operation.
     certain : bool
-        Whether recorded sequence numbers show that the absent ranks have not entered it; otherwise
-        it is only missing in their records.
+        Whether recorded sequence numbers show that the absent ranks have not entered the operation;
+        otherwise the operation is only missing in their records.
     names : tuple of str
-        Its names on the waiting ranks; several where they do not agree.
+        Names of the operation on the waiting ranks; several if the ranks disagree.
     """
 
     first: Pending

@@ -16,11 +16,15 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import Cause
-from app.analysis.diagnosis.observation import Observation, SingleArray, robust_deviation, sample
+from app.analysis.diagnosis.observation import (
+    Observation,
+    robust_deviation,
+    sample,
+)
 from app.analysis.mitigation.fixes import Balancing, Fix
+from app.analysis.quantities import FloatArray, IntArray, SingleArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, Trace
@@ -144,15 +148,15 @@ def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
     which, microbatch = np.unique(numbers, return_inverse=True)
     if which[0] == ABSENT:
         return None
-    found = [
+    by_step = [
         _validated_batch(given.get(str(step)), layout.dp, which.tolist()) for step in layout.steps
     ]
-    steps = [step for step, batch in enumerate(found) if batch is not None]
+    steps = [step for step, batch in enumerate(by_step) if batch is not None]
     if len(steps) < _FEWEST:
         return None
-    count = sum(len(mb) for batch in found for rank in batch or () for mb in rank)
+    count = sum(len(mb) for batch in by_step for rank in batch or () for mb in rank)
     steps = steps[:: -(-count // _MOST_SEQUENCES)]
-    batches = [batch for step in steps if (batch := found[step]) is not None]
+    batches = [batch for step in steps if (batch := by_step[step]) is not None]
     return _KnownLengths(observation, np.array(steps), batches, microbatch)
 
 

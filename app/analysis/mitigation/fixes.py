@@ -13,9 +13,9 @@ class Division:
     """Division of the model's layers over stages: today's and the recommended one."""
 
     today: ByChunk
-    """Layers of each chunk of each stage today, embedding and head not counted."""
+    """Number of layers of each chunk of each stage today, without embedding and head."""
     layers: ByChunk
-    """Recommended layers of each chunk of each stage, embedding and head not counted."""
+    """Recommended number of layers of each chunk of each stage, without embedding and head."""
     layer_ms: float
     """Time of a layer for one microbatch, forward and backward together, ms."""
     embedding_ms: float
@@ -23,11 +23,13 @@ class Division:
     head_ms: float
     """Time of the head with the loss for one microbatch, forward and backward together, ms."""
     proven: bool
-    """Whether no other division is better at the typical times of the stages."""
+    """Whether the search proved that no other division is faster at the typical times of the
+    stages.
+    """
     max_layers: tuple[int, ...] | None
-    """The most layers that each stage can hold, from the metadata; None where they are absent."""
+    """Most layers that the memory of each stage holds, from the metadata; None if they lack it."""
     flag: str
-    """Megatron-LM's flag for this division."""
+    """Flag of Megatron-LM that sets this division."""
 
     @property
     def text(self) -> str:
@@ -55,7 +57,7 @@ class PlannedCollections:
     """Garbage collection in the same steps on all workers."""
 
     every: int
-    """Steps from one collection to the next."""
+    """Number of steps from one collection to the next."""
     pause_s: float
     """Predicted common pause of one collection, seconds: the longest of all workers' pauses."""
 
@@ -69,15 +71,15 @@ class Balancing:
     """
 
     fixed_ms: float
-    """Cost of a microbatch whatever its sequences, ms."""
+    """Cost of a microbatch that does not depend on its sequences, ms."""
     linear_ms: float
     """Cost of each token, ms."""
     quadratic_ms: float
     """Cost of each squared token of a sequence (attention), ms."""
     max_tokens: int
-    """The most tokens of a microbatch: those of the largest one today."""
+    """Most tokens of a microbatch: the tokens of the largest microbatch today."""
     stages: int
-    """Pipeline stages."""
+    """Number of pipeline stages."""
 
     @property
     def call(self) -> str:
@@ -110,7 +112,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class StageLayers:
-    """Number of layers of each stage, embedding and head not counted."""
+    """Number of layers of each stage, without embedding and head."""
 
     today: tuple[int, ...]
     """Layers of each stage today."""
@@ -133,8 +135,9 @@ class WithheldTemplate:
     """Reason why a cause that a template could fix has no template."""
 
     withheld: str
-    """A code: ``layers_unknown`` where the metadata lack the layers of each stage, or the
-    planner's."""
+    """Stable code of the reason: ``layers_unknown`` if the metadata lack the layers of each stage,
+    or a code of the planner.
+    """
     reason: str
     """The reason as a sentence."""
 
@@ -148,11 +151,11 @@ class PlannedTemplate:
     reason: None = None
     """Always null: only a withheld template has a reason."""
     layers: StageLayers
-    """Layers of each stage."""
+    """Layers of each stage, today and recommended."""
     stage_ms: StageTimes
-    """Time of each stage."""
+    """Time of each stage, today and recommended."""
     worker_of_stage: tuple[int, ...]
-    """For each stage of the template, today's stage of the workers that run it."""
+    """For each stage of the template: number of today's stage whose workers will run it."""
     speed_of_worker: tuple[float, ...]
     """Speed of the slowest worker of each stage today; 1 is the speed of its peers."""
     embedding: bool
@@ -160,15 +163,18 @@ class PlannedTemplate:
     head: bool
     """Whether the last stage also computes a head."""
     microbatches: int
-    """Microbatches of a step."""
+    """Number of microbatches in a step."""
     proven: bool
     """Whether it is proven that no template executes faster at the measured times."""
     gap: float | None = None
-    """Proven optimality gap of its execution at the measured times, a share; None without proof."""
+    """Proven optimality gap of the template's execution at the measured times, a share; None if no
+    gap is proven.
+    """
     predicted_step_time: float
     """Mean step time with the template, seconds."""
     predicted_gain: float
-    """Saved share of today's step time."""
+    """Share of today's step time that the template saves."""
     at_most: bool = False
-    """Whether the gain is an upper bound: the recording does not separate the time of layers from
-    that of an embedding or a head."""
+    """Whether the gain is an upper bound, because the recording does not separate the time of
+    layers from the time of an embedding or a head.
+    """

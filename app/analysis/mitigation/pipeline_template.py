@@ -27,9 +27,9 @@ from app.analysis.mitigation.fixes import (
 from app.analysis.mitigation.layers.costs import LayerCosts, estimate_costs
 from app.analysis.mitigation.layers.execution import BY_LAYERS
 from app.analysis.planning.spec import Layer, MeasuredSession, spec_of_session
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 from app.analysis.trace.parallelism import layers_per_chunk
@@ -47,8 +47,8 @@ STAGES_DIFFER: Final = "stages_differ"
 _MS_PER_NS: Final = 1e-6
 # Lower bound of a layer's time, ms: the planner needs positive times.
 _LEAST_MS: Final = 1e-6
-# Templates whose step time is within the first share of the fastest are replayed too. Among them
-# the template with the lower t_std is chosen, unless its gain is lower by more than the second
+# Templates whose step time exceeds the fastest by at most the first share are replayed too. Among
+# them the template with the lower t_std is chosen, unless its gain is lower by more than the second
 # share.
 _AS_FAST: Final = 0.01
 _AS_GOOD: Final = 0.001
@@ -128,8 +128,8 @@ def recommend_template(
     # with a cause to fix need the planner.
     from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
 
-    found = plan(spec_of_session(job.session), compare=False)
-    fastest, *steadier = (_replayed(contender, job) for contender in _contenders(found))
+    found_plan = plan(spec_of_session(job.session), compare=False)
+    fastest, *steadier = (_replayed(contender, job) for contender in _contenders(found_plan))
     least_gain = fastest.predicted_gain - _AS_GOOD
     return next((other for other in steadier if other.predicted_gain >= least_gain), fastest)
 
@@ -188,7 +188,7 @@ def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSe
     )
 
 
-def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
+def _contenders(found_plan: FoundPlan) -> tuple[FoundPlan, ...]:
     """Return the fastest plan, and among plans almost as fast the plan with the lowest t_std.
 
     A running job's times vary more than a plan's times, so the plan with the faster slowest stage
@@ -196,19 +196,21 @@ def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
     """
     from app.analysis.planning.template import evaluate  # noqa: PLC0415 - compiled, as the planner
 
-    times = {template: evaluate(found.problem, template) for template in found.alternatives}
-    longest = times[found.template].simulated * (1 + _AS_FAST)
+    times = {
+        template: evaluate(found_plan.problem, template) for template in found_plan.alternatives
+    }
+    longest = times[found_plan.template].simulated * (1 + _AS_FAST)
     near = [template for template in times if times[template].simulated <= longest]
     steadiest = min(near, key=lambda template: (times[template].t_std, times[template].simulated))
-    if steadiest == found.template:
-        return (found,)
-    return (found, replace(found, template=steadiest))
+    if steadiest == found_plan.template:
+        return (found_plan,)
+    return (found_plan, replace(found_plan, template=steadiest))
 
 
-def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
-    spec, costs, layers = found.problem.spec, problem.costs, problem.layers
-    cuts = [(stage.first, stage.end) for stage in found.template]
-    names = [spec.devices[stage.nodes[0][0]].name for stage in found.template]
+def _replayed(found_plan: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
+    spec, costs, layers = found_plan.problem.spec, problem.costs, problem.layers
+    cuts = [(stage.first, stage.end) for stage in found_plan.template]
+    names = [spec.devices[stage.nodes[0][0]].name for stage in found_plan.template]
     places = _assign_workers(names, len(layers))
     before = bool(costs.extra_ns[:, 0].any())
     first, end = int(before), int(before) + sum(layers)
@@ -238,8 +240,8 @@ def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
         embedding=costs.embedding_ns >= _MENTIONED_FROM * costs.median_layer_ns,
         head=costs.head_ns >= _MENTIONED_FROM * costs.median_layer_ns,
         microbatches=spec.microbatches,
-        proven=found.optimal,
-        gap=found.gap,
+        proven=found_plan.optimal,
+        gap=found_plan.gap,
         predicted_step_time=problem.now_s * (1 - gain),
         predicted_gain=gain,
         at_most=problem.doubted or not costs.separable,

@@ -23,9 +23,9 @@ from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.fixes import Division, Fix, PlannedCollections, as_text
 from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
@@ -315,8 +315,8 @@ def _in_words(division: Division) -> str:
         else f"a stage holds up to {grown} more than now: check that memory allows it"
     )
     return (
-        f"{', '.join([layer, *ends])}. {best} for what stages lastingly take, replayed with this "
-        f"session's own durations; {memory}. Megatron-LM: {division.flag}"
+        f"{', '.join([layer, *ends])}. {best} at the typical times of the stages, replayed with "
+        f"this session's own durations; {memory}. Megatron-LM: {division.flag}"
     )
 
 
@@ -327,9 +327,9 @@ def _even_stages(observation: Observation) -> list[_Replayable]:
     fix = Fix(
         EVEN_STAGES,
         "Divide the layers evenly by time",
-        "Replayed with all stages at the mean of what they lastingly take: the most that a better "
-        'division of layers can bring. With "layers" in the metadata the best division itself is '
-        "found, and what it brings.",
+        "Replayed with all stages at the mean of their typical times: the most that a better "
+        'division of layers can gain. With "layers" in the metadata the best division itself is '
+        "found and replayed.",
         cause=cause_of(Plan.DIVIDE_LAYERS),
         at_most=True,
     )

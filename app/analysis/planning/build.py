@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from app.analysis.planning.ditto import Folding, VirtualTemplate
+from app.analysis.planning.ditto import VirtualTemplate
 from app.analysis.planning.document import (
     SCHEMA,
     BoundProof,
@@ -40,37 +40,39 @@ MOST_DRAWN: Final = 50_000
 DIGITS: Final = 3
 
 
-def plan_document(found: FoundPlan) -> PlanDocument:
+def plan_document(found_plan: FoundPlan) -> PlanDocument:
     """Return the document of a plan."""
-    bound = found.lower_bound_ps
-    own = found.cost_ps
+    bound = found_plan.lower_bound_ps
+    own = found_plan.cost_ps
     return PlanDocument(
         schema=SCHEMA,
-        **_template_fields(found),
-        optimal=found.optimal,
+        **_template_fields(found_plan),
+        optimal=found_plan.optimal,
         lower_bound_ms=None if bound is None else bound / PS_PER_MS,
         alternatives=tuple(
-            PlanAlternative(_times(found.problem, template), _stages(found.problem, template))
-            for template in found.alternatives
+            PlanAlternative(
+                _times(found_plan.problem, template), _stages(found_plan.problem, template)
+            )
+            for template in found_plan.alternatives
         ),
         certificate=None
-        if found.certificate is None
+        if found_plan.certificate is None
         else BoundProof(
-            objective=found.certificate.objective,
-            lower_bound_ps=found.certificate.lower_bound_ps,
-            upper_bound_ps=found.certificate.upper_bound_ps,
-            closed=found.certificate.closed,
-            intervals_explored=found.certificate.explored,
+            objective=found_plan.certificate.objective,
+            lower_bound_ps=found_plan.certificate.lower_bound_ps,
+            upper_bound_ps=found_plan.certificate.upper_bound_ps,
+            closed=found_plan.certificate.closed,
+            intervals_explored=found_plan.certificate.explored,
             leaves=tuple(
-                (leaf.low_ps, leaf.high_ps, leaf.bound_ps) for leaf in found.certificate.leaves
+                (leaf.low_ps, leaf.high_ps, leaf.bound_ps) for leaf in found_plan.certificate.leaves
             ),
         ),
         comparison={
-            name: _compared(found.comparison[name], own)
-            if name in found.comparison
-            else NoAnswer(found.reasons[name])
+            name: _compared(found_plan.comparison[name], own)
+            if name in found_plan.comparison
+            else NoAnswer(found_plan.reasons[name])
             for name in BASELINES
-            if name in found.comparison or name in found.reasons
+            if name in found_plan.comparison or name in found_plan.reasons
         },
     )
 
@@ -92,30 +94,48 @@ def simulated_iteration(problem: PlanningProblem, template: Template) -> Simulat
     )
 
 
-def _template_fields(found: FoundPlan) -> dict[str, Any]:
+def _template_fields(found_plan: FoundPlan) -> dict[str, Any]:
     """Return the fields of `FoundTemplate`."""
-    problem, template = found.problem, found.template
+    problem, template, folding = found_plan.problem, found_plan.template, found_plan.folding
+    devices = problem.spec.devices
+    used = dict.fromkeys(range(len(devices)), 0)
+    for stage in template:
+        option = problem.options[stage.option]
+        if option.nodes:
+            for kind, number in enumerate(option.nodes):
+                used[kind] += number * devices[kind].gpus_per_node
+        else:
+            used[option.device] += option.gpus
     return {
-        "method": found.method,
-        "objective": found.objective,
+        "method": found_plan.method,
+        "objective": found_plan.objective,
         "iteration_time_ms": _times(problem, template),
-        "planning_time_s": found.planning_time_s,
+        "planning_time_s": found_plan.planning_time_s,
         "microbatches": problem.spec.microbatches,
         "layers": problem.layers,
         "stages": _stages(problem, template),
         "fits_memory": fits(problem, template),
         "contiguous_nodes": _nodes_contiguous(template),
-        "idle": _unused_devices(problem, template),
-        "folding": None if found.folding is None else _folded(problem, found.folding),
-        "virtual_template": None if found.virtual is None else _virtual(found.virtual),
-        "oobleck_templates": tuple(map(_virtual, found.oobleck)),
+        "idle": {device.name: device.gpus - used[kind] for kind, device in enumerate(devices)},
+        "folding": None
+        if folding is None
+        else FoldedCluster(
+            weakest=devices[folding.weakest].name,
+            factors={
+                device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
+            },
+            virtual_nodes=folding.nodes,
+            virtual_gpus_per_node=folding.gpus_per_node,
+        ),
+        "virtual_template": None if found_plan.virtual is None else _virtual(found_plan.virtual),
+        "oobleck_templates": tuple(map(_virtual, found_plan.oobleck)),
     }
 
 
-def _compared(found: FoundPlan, best: int | None) -> ComparedTemplate:
-    own = found.cost_ps
+def _compared(found_plan: FoundPlan, best: int | None) -> ComparedTemplate:
+    own = found_plan.cost_ps
     ratio = None if own is None or best is None else own / best
-    return ComparedTemplate(**_template_fields(found), relative=ratio)
+    return ComparedTemplate(**_template_fields(found_plan), relative=ratio)
 
 
 def _times(problem: PlanningProblem, template: Template) -> IterationTimes:
@@ -184,33 +204,6 @@ def _nodes_contiguous(template: Template) -> bool:
         seen.update(stage.nodes)
         last = stage.nodes
     return True
-
-
-def _unused_devices(problem: PlanningProblem, template: Template) -> dict[str, int]:
-    """Return the number of devices that no stage uses, by device type."""
-    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
-    for stage in template:
-        option = problem.options[stage.option]
-        if option.nodes:
-            for kind, number in enumerate(option.nodes):
-                used[kind] += number * problem.spec.devices[kind].gpus_per_node
-        else:
-            used[option.device] += option.gpus
-    return {
-        device.name: device.gpus - used[kind] for kind, device in enumerate(problem.spec.devices)
-    }
-
-
-def _folded(problem: PlanningProblem, folding: Folding) -> FoldedCluster:
-    devices = problem.spec.devices
-    return FoldedCluster(
-        weakest=devices[folding.weakest].name,
-        factors={
-            device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
-        },
-        virtual_nodes=folding.nodes,
-        virtual_gpus_per_node=folding.gpus_per_node,
-    )
 
 
 def _virtual(template: VirtualTemplate) -> VirtualPlan:

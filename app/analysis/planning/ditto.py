@@ -66,7 +66,7 @@ def fold(spec: Spec) -> Folding:
 
 
 def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float, most: int) -> int:
-    """Return the number of weakest devices d in 1..most with ``p(d)`` closest to `total`."""
+    """Return the number d in 1..most of weakest devices with ``p(d)`` closest to `total`."""
     per_node = spec.devices[weakest].gpus_per_node
     layers = len(spec.layers)
     across = math.fsum(spec.network.allreduce_across_ms) / layers
@@ -302,8 +302,8 @@ def oobleck_templates(
     if folding.nodes > problem.layers:
         return ()
     division = _divide(problem, spec, budget)
-    found = (_template(division, stages) for stages in division.stage_counts())
-    return tuple(template for template in found if template is not None)
+    templates = (_template(division, stages) for stages in division.stage_counts())
+    return tuple(template for template in templates if template is not None)
 
 
 def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:

@@ -18,7 +18,7 @@ class IterationTimes:
     t_std: float
     """ΣL + (N − 1)·max L, the objective of Alpa and Metis, ms."""
     t_oobleck: float | None
-    """Oobleck's estimate, ms; None where it counts less than one microbatch in steady state."""
+    """Oobleck's estimate, ms; None if its steady state has less than one microbatch."""
     simulated: float
     """1F1B executed event by event, ms."""
 
@@ -37,7 +37,7 @@ class StageReplica:
     gpus: int
     """Devices of the node."""
     node: int
-    """Number of the node among those of its type, from 0."""
+    """Number of the node among the nodes of its type, from 0."""
     share: float
     """Share of each batch, a fraction; shares of a stage add up to 1."""
 
@@ -49,12 +49,13 @@ class PlannedStage:
     layers: tuple[int, int]
     """First and last layer, from 0, both included."""
     device: str
-    """Type of the stage's devices; of a replicated stage, that of the first replica."""
+    """Type of the stage's devices; for a replicated stage, the type of its first replica."""
     gpus: int
-    """Number of devices; of a replicated stage, that of the first replica."""
+    """Number of devices; for a replicated stage, the number of its first replica."""
     node: int
-    """Number of the node among those of its type, from 0; of a replicated stage, that of the first
-    replica."""
+    """Number of the node among the nodes of its type, from 0; for a replicated stage, the node of
+    its first replica.
+    """
     forward_ms: float
     """Forward time for one microbatch, ms."""
     backward_ms: float
@@ -63,12 +64,13 @@ class PlannedStage:
     """Time to receive activations and gradients of one microbatch, which is part of the stage's
     time, ms."""
     memory_bytes: float
-    """Memory that one device needs, bytes; the most among the replicas."""
+    """Memory that one device needs, bytes; the maximum over the replicas."""
     memory_limit_bytes: float | None
-    """Memory of one device, bytes, the least among the replicas; None without a limit in the
-    specification."""
+    """Memory of one device, bytes, the minimum over the replicas; None if the specification has no
+    limit.
+    """
     replicas: tuple[StageReplica, ...] = field(default=(), metadata=OMITTED)
-    """Nodes of a replicated stage; empty where the stage is in one node."""
+    """Nodes of a replicated stage; empty if the stage is in a single node."""
 
     @property
     def time_ms(self) -> float:
@@ -144,7 +146,8 @@ class BoundProof:
     """Number of explored intervals of the slowest stage's time."""
     leaves: tuple[tuple[int, int, int | None], ...]
     """Lowest and highest time of the slowest stage, both included, and a lower bound of the cost of
-    templates in this interval, in ps; the bound is None where there is no such template."""
+    templates in this interval, ps; the bound is None if there is no such template.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +179,9 @@ class FoundTemplate:
     virtual_template: VirtualPlan | None = field(default=None, metadata=OMITTED)
     """The template of the virtual cluster from which this one was recovered."""
     oobleck_templates: tuple[VirtualPlan, ...] = field(default=(), metadata=OMITTED)
-    """Oobleck's templates of the virtual cluster, one for each number of stages; empty where they
-    would take more than seconds."""
+    """Oobleck's templates of the virtual cluster, one for each number of stages; empty if computing
+    them would take more than seconds.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,8 @@ class ComparedTemplate(FoundTemplate):
     """Template of another method, for comparison with the plan."""
 
     relative: float | None
-    """Its cost ÷ the plan's by the plan's objective; None where that is not defined."""
+    """Cost of the template ÷ cost of the plan by the plan's objective; None if a cost is undefined.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,4 +274,4 @@ class SimulatedIteration:
     bubble: tuple[float, ...]
     """Idle share of each stage, a fraction of the iteration."""
     starts: Starts | None
-    """Start of each computation; None where there are too many computations to draw."""
+    """Start of each computation; None if there are too many computations to draw."""

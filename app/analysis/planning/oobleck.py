@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 # Maximum number of table entries, 48 bytes each, which bounds the memory.
 MOST_ENTRIES: Final = 20_000_000
@@ -80,7 +78,16 @@ class Division:
         self.most: list[int] = []
         everything = DeviceSet(tuple(device.nodes for device in problem.spec.devices))
         for device_set in self._device_sets(everything.nodes):
-            self._register(device_set)
+            gpus = device_set.gpus or sum(
+                number * device.gpus_per_node
+                for number, device in zip(device_set.nodes, problem.spec.devices, strict=True)
+            )
+            self.index[device_set] = len(self.sets)
+            self.sets.append(device_set)
+            longest = min(gpus, self.layers)
+            fewest_stages = gpus if self.one_each else max(sum(device_set.nodes), 1)
+            self.fewest.append(min(fewest_stages, longest))
+            self.most.append(longest)
         entries = sum(
             (b - a + 1) * (self.layers + 1) ** 2
             for a, b in zip(self.fewest, self.most, strict=True)
@@ -88,7 +95,13 @@ class Division:
         if entries > MOST_ENTRIES:
             raise TooLargeToDivideError(f"its tables would have {entries} entries")
         self.splits = [self._split_pairs(device_set) for device_set in self.sets]
-        operations = self._estimated_divisions()
+        fewest, most = np.array(self.fewest), np.array(self.most)
+        divided = 0
+        for splits in self.splits:
+            left, right = splits[:, 0], splits[:, 1]
+            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
+            divided += int(ways.sum())
+        operations = divided * self.layers**3 / 6
         if operations > budget.most_divisions:
             raise TooLargeToDivideError(f"about {operations:.0e} divisions would be looked at")
         offsets = np.cumsum(
@@ -108,16 +121,6 @@ class Division:
                 option != NO_OPTION, problem.spec.microbatches, self.standard,
             )  # fmt: skip
         self.everything = self.index[everything]
-
-    def _estimated_divisions(self) -> float:
-        """Return the estimated number of divisions of stages and devices × divisions of layers."""
-        fewest, most = np.array(self.fewest), np.array(self.most)
-        divided = 0
-        for splits in self.splits:
-            left, right = splits[:, 0], splits[:, 1]
-            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
-            divided += int(ways.sum())
-        return divided * self.layers**3 / 6
 
     def stage_counts(self) -> range:
         """Return the possible numbers of stages in a template of the whole cluster."""
@@ -169,18 +172,6 @@ class Division:
         return sorted(parts, key=lambda part: part.gpus) + sorted(
             wholes, key=lambda whole: sum(whole.nodes)
         )
-
-    def _register(self, device_set: DeviceSet) -> None:
-        devices = self.problem.spec.devices
-        gpus = device_set.gpus or sum(
-            n * device.gpus_per_node for n, device in zip(device_set.nodes, devices, strict=True)
-        )
-        self.index[device_set] = len(self.sets)
-        self.sets.append(device_set)
-        most = min(gpus, self.layers)
-        nodes = max(sum(device_set.nodes), 1)
-        self.fewest.append(min(gpus if self.one_each else nodes, most))
-        self.most.append(most)
 
     def _node(self, device_set: DeviceSet) -> tuple[int, int] | None:
         """Return device type and number of devices of a node or part; None for several nodes."""
@@ -280,18 +271,24 @@ def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain 
                         row_a = offsets[a] - fewest[a]
                         row_b = offsets[b] - fewest[b] + stages
                         for left in range(begin, end + 1):
-                            one, two = row_a + left, row_b - left
-                            total = table[_TOTAL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            first_part, second_part = row_a + left, row_b - left
+                            total = (
+                                table[_TOTAL, u, cut, first_part]
+                                + table[_TOTAL, cut, v, second_part]
+                            )
                             if total >= best:
                                 continue  # also where one part has no template
-                            slowest = table[_SLOWEST, cut, v, two]
-                            if table[_SLOWEST, u, cut, one] > slowest:
-                                slowest = table[_SLOWEST, u, cut, one]
-                                position = table[_POSITION, u, cut, one]
-                                tail = table[_TAIL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            slowest = table[_SLOWEST, cut, v, second_part]
+                            if table[_SLOWEST, u, cut, first_part] > slowest:
+                                slowest = table[_SLOWEST, u, cut, first_part]
+                                position = table[_POSITION, u, cut, first_part]
+                                tail = (
+                                    table[_TAIL, u, cut, first_part]
+                                    + table[_TOTAL, cut, v, second_part]
+                                )
                             else:
-                                position = table[_POSITION, cut, v, two] + left
-                                tail = table[_TAIL, cut, v, two]
+                                position = table[_POSITION, cut, v, second_part] + left
+                                tail = table[_TAIL, cut, v, second_part]
                             if standard:
                                 value = total + (microbatches - 1) * slowest
                             else:

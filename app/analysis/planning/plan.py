@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,19 +106,22 @@ def plan(
     budget = budget or SearchBudget()
     problem = compile_problem(spec)
     try:
-        found = _METHODS[method](problem, objective, budget)
+        found_plan = _METHODS[method](problem, objective, budget)
     except InfeasiblePlanError as error:
         if method == "optimal" and error.stable_code == InfeasiblePlanError.code:
-            raise _with_changes(problem, error, budget) from error
+            # If the cluster is too large to try changes, the error states none.
+            with contextlib.suppress(TooManyCellsError):
+                reason, changes = nearest_changes(problem, budget)
+                raise InfeasiblePlanError(reason, code=error.stable_code, faults=changes) from error
         raise
     if not compare:
-        return found
+        return found_plan
     plans: dict[str, FoundPlan] = {}
     reasons: dict[str, str] = {}
     # The comparison may take as much time as the plan itself.
     deadline = budget.deadline_s
     if deadline is not None:
-        deadline = max(deadline, budget.clock()) + found.planning_time_s
+        deadline = max(deadline, budget.clock()) + found_plan.planning_time_s
     again = replace(budget, deadline_s=deadline, report=None, most_divisions=COMPARED_DIVISIONS)
     for name in BASELINES:
         if name == method:
@@ -126,7 +130,7 @@ def plan(
             plans[name] = _METHODS[name](problem, objective, again)
         except InfeasiblePlanError as error:
             reasons[name] = error.message
-    return replace(found, comparison=plans, reasons=reasons)
+    return replace(found_plan, comparison=plans, reasons=reasons)
 
 
 def check_request(spec: Spec, method: str, objective: str) -> None:
@@ -162,28 +166,18 @@ def _fault(code: str, message: str, path: str) -> Fault:
     return Fault(code, message, column=path)
 
 
-def _with_changes(
-    problem: PlanningProblem, error: InfeasiblePlanError, budget: SearchBudget
-) -> InfeasiblePlanError:
-    try:
-        reason, changes = nearest_changes(problem, budget)
-    except TooManyCellsError:
-        return error  # the cluster is too large to try changes
-    return InfeasiblePlanError(reason, code=error.stable_code, faults=changes)
-
-
 def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
-    found = plan_optimal(problem, objective, budget)
+    optimal_plan = plan_optimal(problem, objective, budget)
     return FoundPlan(
         problem=problem,
         method="optimal",
         objective=objective,
-        template=found.template,
+        template=optimal_plan.template,
         planning_time_s=budget.clock() - began,
-        lower_bound_ps=found.lower_bound_ps,
-        certificate=found.certificate,
-        alternatives=found.near[:ALTERNATIVES],
+        lower_bound_ps=optimal_plan.lower_bound_ps,
+        certificate=optimal_plan.certificate,
+        alternatives=optimal_plan.near[:ALTERNATIVES],
     )
 
 
@@ -195,15 +189,15 @@ def _recovered(
     budget: SearchBudget,
 ) -> FoundPlan:
     began = budget.clock()
-    found = recover(problem, budget)
+    recovered = recover(problem, budget)
     return FoundPlan(
         problem=problem,
         method=method,
         objective=objective,
-        template=found.template,
+        template=recovered.template,
         planning_time_s=budget.clock() - began,
-        folding=found.folding,
-        virtual=found.virtual,
+        folding=recovered.folding,
+        virtual=recovered.virtual,
     )
 
 
@@ -255,16 +249,16 @@ _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPl
 }
 
 
-def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
+def with_oobleck_templates(found_plan: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
     """Return Ditto's plan, extended by Oobleck's templates of the virtual cluster.
 
     The list of templates stays empty if the divide and conquer would take more than a few seconds.
     """
-    if found.folding is None:
-        return found
+    if found_plan.folding is None:
+        return found_plan
     budget = replace(budget or SearchBudget(), most_divisions=COMPARED_DIVISIONS)
     try:
-        templates = oobleck_templates(found.problem, found.folding, budget)
+        templates = oobleck_templates(found_plan.problem, found_plan.folding, budget)
     except InfeasiblePlanError:
-        return found
-    return replace(found, oobleck=templates)
+        return found_plan
+    return replace(found_plan, oobleck=templates)

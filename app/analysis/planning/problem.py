@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.spec import WEIGHT_STATES, Spec
+from app.analysis.quantities import FloatArray, IntArray
 from app.errors import Fault, InvalidSpecError
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 # Maximum number of replicas of a stage: the number of combinations grows quickly with the cluster.
 MOST_REPLICAS: Final = 4
@@ -157,7 +154,12 @@ def compile_problem(spec: Spec) -> PlanningProblem:
                 ),
             ),
         )
-    static, activation, capacity = _memory(spec, plain)
+    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
+    stored = _float_spans(np.array([layer.stored_activation_bytes for layer in spec.layers]))
+    gpus = np.array([option.gpus for option in plain], dtype=np.float64)[:, None, None]
+    static, activation = WEIGHT_STATES * parameters[None] / gpus, stored[None] / gpus
+    limits = (spec.devices[option.device].memory_bytes for option in plain)
+    capacity = np.array([np.inf if limit is None else limit for limit in limits])
     options = list(plain)
     if spec.replicate:
         whole = {
@@ -189,7 +191,14 @@ def compile_problem(spec: Spec) -> PlanningProblem:
     empty = ~np.tri(count + 1, k=-1, dtype=bool)
     cost[:, empty] = NEVER
     forward[:, empty] = NEVER
-    transfer = _transfers(spec)
+    outputs = np.array([layer.output_bytes for layer in spec.layers])
+    transfer = np.zeros((2, count + 1), dtype=np.int64)
+    network = spec.network
+    speeds = (network.intra_node_gbytes_per_s, network.inter_node_gbytes_per_s)
+    for link, gbytes in zip((INSIDE, BETWEEN), speeds, strict=True):
+        if gbytes is not None:
+            ps = np.rint(outputs * PS_PER_BYTE_AT_1_GB_S / gbytes)
+            transfer[link, 1:-1] = np.minimum(ps, float(LONGEST_PS)).astype(np.int64)[:-1]
     return PlanningProblem(
         spec=spec,
         options=tuple(options),
@@ -238,27 +247,6 @@ def _float_spans(per_layer: FloatArray) -> FloatArray:
     total = np.concatenate([[0.0], np.cumsum(per_layer)])
     spans: FloatArray = total[:, None] - total[None, :]
     return spans
-
-
-def _memory(spec: Spec, options: list[Option]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
-    stored = _float_spans(np.array([layer.stored_activation_bytes for layer in spec.layers]))
-    gpus = np.array([option.gpus for option in options], dtype=np.float64)[:, None, None]
-    limits = (spec.devices[option.device].memory_bytes for option in options)
-    capacity = np.array([np.inf if limit is None else limit for limit in limits])
-    return WEIGHT_STATES * parameters[None] / gpus, stored[None] / gpus, capacity
-
-
-def _transfers(spec: Spec) -> IntArray:
-    outputs = np.array([layer.output_bytes for layer in spec.layers])
-    table = np.zeros((2, len(outputs) + 1), dtype=np.int64)
-    network = spec.network
-    speeds = (network.intra_node_gbytes_per_s, network.inter_node_gbytes_per_s)
-    for kind, gbytes in zip((INSIDE, BETWEEN), speeds, strict=True):
-        if gbytes is not None:
-            ps = np.rint(outputs * PS_PER_BYTE_AT_1_GB_S / gbytes)
-            table[kind, 1:-1] = np.minimum(ps, float(LONGEST_PS)).astype(np.int64)[:-1]
-    return table
 
 
 def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from app.analysis.quantities import FloatArray
 
 # Bytes of weights, gradients and optimizer state ÷ bytes of parameters (Oobleck).
 WEIGHT_STATES: Final = 6

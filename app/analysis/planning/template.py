@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 FORWARD = 0
 BACKWARD = 1
@@ -276,7 +274,8 @@ def number_nodes(problem: PlanningProblem, parts: Iterable[tuple[int, int, int, 
 
     Parameters
     ----------
-    parts : iterable of (first layer, end, option, whether it is in the node of the part before)
+    parts : iterable of (first layer, end, option, same node)
+        The last entry is whether the stage is in the same node as the stage before it.
     """
     opened = [0] * len(problem.spec.devices)
     template: list[Stage] = []

@@ -141,16 +141,16 @@ class Accelerator:
         LookupError
             The catalogue lacks the device, and its peak or bandwidth is not given.
         """
-        known = find_device(name)
-        peak = peak_tflops or (known.peak_tflops if known else None)
-        traffic = memory_gbytes_per_s or (known.memory_gbytes_per_s if known else None)
+        entry = find_device(name)
+        peak = peak_tflops or (entry.peak_tflops if entry else None)
+        traffic = memory_gbytes_per_s or (entry.memory_gbytes_per_s if entry else None)
         if peak is None or traffic is None:
             names = ", ".join(device.name for device in CATALOGUE)
             raise LookupError(
                 f"{name} is not in the catalogue ({names}): it needs peak_tflops and "
                 "memory_gbytes_per_s"
             )
-        memory = known.memory_bytes if known else None
+        memory = entry.memory_bytes if entry else None
         return cls(name, peak * 1e12, traffic * 1e9, memory, efficiency)
 
 

@@ -1,1 +1,1 @@
-"""Detection of slow and hung ranks between sessions, from a few numbers a rank and step."""
+"""Detection of slow and hung ranks between sessions, from a few measures per rank and step."""

@@ -1,4 +1,4 @@
-"""Attribution of a slowdown: which ranks are slow together, compared with what, and why."""
+"""Attribution of a slowdown: the ranks that are slow together, their reference, and the reason."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Float64, Int64
 from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.expected_times import Expected, History, Trend
 from app.analysis.pulse.measurements import COMPUTING, Subjects
-from app.analysis.pulse.medians import median_of_columns
 from app.analysis.pulse.notices import Ledger, Part
+from app.analysis.quantities import FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupView:
-    """The state of a process group after a step, from which notices are opened and cleared.
+    """State of a process group after a step, from which notices are opened and cleared.
 
     Parameters
     ----------
@@ -34,18 +34,18 @@ class GroupView:
     history: History
     expected: Expected
     trend: Trend
-    usual_parts_ns: Float64
+    usual_parts_ns: FloatArray
     ledger: Ledger
     hosts: Mapping[int, str]
     rows: int
 
     @property
-    def numbers(self) -> Int64:
+    def numbers(self) -> IntArray:
         """Return the numbers of the steps in the history, int64[rows]."""
         return self.history.numbers[: self.rows]
 
     @property
-    def values(self) -> Float64:
+    def values(self) -> FloatArray:
         """Return the residuals of the steps in the history, float64[rows, subjects]."""
         return self.history.values[: self.rows]
 
@@ -71,15 +71,17 @@ _HOST_RANKS: Final = 8
 _RAMP_STEPS: Final = 64
 _RAMP: Final = 0.4
 _HIGHEST_RAMP: Final = 2.2
-# A subject whose noise was learned from fewer stretches has no past that could show a drift.
+# A subject whose noise was learned from fewer stretches of steps has too short a past to show a
+# drift.
 _RAMP_STRETCHES: Final = 4
 _PARTS: Final = (Part.WAITING, Part.DATA, Part.OPTIMIZER, Part.GC)
 
 
-def slow_together(view: GroupView, lead: int, window: Int64, height: float) -> list[int] | None:
-    """Return the columns of subjects slow like `lead`; None if a stage spans several hosts.
+def slow_together(view: GroupView, lead: int, window: IntArray, height: float) -> list[int] | None:
+    """Return the columns of the subjects slow like `lead`; None if a stage spans several hosts.
 
-    Ranks are grouped with ranks of their host, stages with stages of their host.
+    Ranks are grouped with the other ranks of their host, stages with the other stages of their
+    host.
     """
     values = view.history.values[window]
     with np.errstate(all="ignore"):
@@ -106,16 +108,16 @@ def slow_together(view: GroupView, lead: int, window: Int64, height: float) -> l
     return None
 
 
-def one_rank_moves_stage(view: GroupView, stage: int, window: Int64, height: float) -> bool:
+def one_rank_moves_stage(view: GroupView, stage: int, window: IntArray, height: float) -> bool:
     """Return whether a single slow rank explains the slowdown of its stage's median."""
     members = view.subjects.members(stage - view.subjects.of_stages.start)
     values = view.history.values[np.ix_(window, view.subjects.first_rank + members)]
     if np.isnan(values).all():
         return False
-    return bool(np.nanmax(median_of_columns(values)) > _TOGETHER * height)
+    return bool(np.nanmax(median_of_known(values)) > _TOGETHER * height)
 
 
-def is_ramp(view: GroupView, lead: int, window: Int64, height: float) -> bool:
+def is_ramp(view: GroupView, lead: int, window: IntArray, height: float) -> bool:
     """Return whether a subject became slow gradually (a drift), not by a jump."""
     slack = float(view.charts.slack[lead])
     before = view.history.values[max(0, window[0] - _RAMP_STEPS) : window[0], lead]
@@ -127,13 +129,13 @@ def is_ramp(view: GroupView, lead: int, window: Int64, height: float) -> bool:
     return bool(np.median(before) > _RAMP * slack and began > _RAMP / 2 * slack)
 
 
-def rows_since(numbers: Int64, begun: int) -> Int64:
-    """Return the indices of the rows from step `begun` on; the last row if there is none."""
+def rows_since(numbers: IntArray, begun: int) -> IntArray:
+    """Return the indices of the rows from step `begun` on, or the last row if there is none."""
     rows = np.flatnonzero(numbers >= begun)
     return rows if len(rows) else np.array([len(numbers) - 1])
 
 
-def slower_than_own_past(view: GroupView, lead: int, window: Int64, height: float) -> bool:
+def slower_than_own_past(view: GroupView, lead: int, window: IntArray, height: float) -> bool:
     """Return whether a subject is slower than in its own past, not only slower than its peers."""
     if lead < view.subjects.first_rank:
         stage, share = lead - view.subjects.of_stages.start, 0.0
@@ -146,8 +148,8 @@ def slower_than_own_past(view: GroupView, lead: int, window: Int64, height: floa
     if np.isnan(past).all():
         return True
     own = float(np.nanmedian(past[:, stage] + share * view.history.values[window, lead]))
-    # If the whole job became faster, each subject is compared with that change. The change shows
-    # only with at least four peers.
+    # If the whole job became faster, the subject's change is compared with the job's change, which
+    # shows only with at least four peers.
     common = float(np.nanmedian(past)) if peers >= 4 else 0.0  # noqa: PLR2004
     return not own - min(common, 0.0) < _TOGETHER * height
 
@@ -165,7 +167,7 @@ def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:
 
 
 def share_host(view: GroupView, columns: list[int]) -> bool:
-    """Return whether all ranks of the columns are on one host; few unknown hosts count as one."""
+    """Return whether all ranks of the columns are on one host; a few unknown hosts count as one."""
     ranks = ranks_of(view.subjects, columns)
     where = {view.hosts.get(rank) for rank in ranks}
     if len(ranks) == 1:
@@ -175,7 +177,7 @@ def share_host(view: GroupView, columns: list[int]) -> bool:
     return len(where) == 1
 
 
-def part_that_grew(view: GroupView, window: Int64) -> Part:
+def part_that_grew(view: GroupView, window: IntArray) -> Part:
     """Return the part of the step whose time grew most in the rows of a window."""
     growth = np.nanmedian(view.history.parts_ns[window], axis=0) - view.usual_parts_ns
     step = np.nanmedian(view.history.job[window, 0]) - view.expected.usual_step_ns

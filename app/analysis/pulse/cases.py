@@ -1,7 +1,8 @@
 """Opening, update and clearing of notices about slow ranks, hosts, stages and the whole job.
 
-A case is a notice that is open, or was until shortly before. A slow period of its ranks is an
-episode; a case with several episodes becomes a notice of spells.
+A subject is a rank, a pipeline stage or the whole job. A case is an open or recently cleared notice
+about subjects, with the state that its updates need. A period in which these subjects are slow is
+an episode; a case with several episodes becomes a notice of spells.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from app.analysis.pulse.attribution import (
     slow_together,
     slower_than_own_past,
 )
-from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, REST
 from app.analysis.pulse.notices import (
     Evidence,
@@ -35,36 +35,38 @@ from app.analysis.pulse.notices import (
     describe_ranks,
     hosts_of,
 )
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 _MOST_EPISODES: Final = 16
 
 
 @dataclass(slots=True)
 class Case:
-    """A notice about subjects of a process group, with the state that its updates need.
+    """Notice about slow subjects of a process group, with the state that its updates need.
 
     Parameters
     ----------
     number : int
-        Number of its notice.
+        Number of the notice in the ledger.
     lead : int
-        Column of the subject whose chart crossed the threshold.
+        Column of the subject whose control chart crossed the threshold.
     subjects, slow : list of int
-        Columns of all its subjects, and of those that are still slow.
+        Columns of all subjects of the notice, and of the subjects that are still slow.
     from_step : int
         First step of the current episode.
     total, count : float
-        Sum and number of the residuals of slow steps, for the factor.
+        Sum and number of the residuals of slow steps, from which the factor is computed.
     counted_to : int
-        Last step in `total`.
+        Last step whose residuals are in `total`.
     episodes : list of int
         First steps of the last 16 episodes.
     last_slow, length : int
-        Last slow step, and steps of the last episode.
+        Last slow step, and number of steps of the last episode.
     over : bool
-        Whether its notice is cleared; a new episode may reopen it.
+        Whether the notice is cleared; a new episode may reopen it.
     explains : float
-        Logarithm of the growth of steps when it began, up to which it explains a slow job.
+        Logarithm of the growth of the job's steps that began together with the case. A slow job is
+        explained by the case up to this growth.
     followed : float
         Logarithm of the part of a drift that the baseline had absorbed before the notice.
     """
@@ -86,8 +88,8 @@ class Case:
     explains: float = 0.0
     followed: float = 0.0
 
-    def measure(self, numbers: Int64, values: Float64, to: int) -> None:
-        """Add the residuals of the slow subjects up to step `to` to `total` and `count`."""
+    def measure(self, numbers: IntArray, values: FloatArray, to: int) -> None:
+        """Add the slow subjects' residuals of steps up to `to` to `total` and `count`."""
         rows = (numbers > self.counted_to) & (numbers <= to) & (numbers >= self.from_step)
         if rows.any() and self.slow:
             residuals = values[rows][:, self.slow]
@@ -98,61 +100,61 @@ class Case:
 
     @property
     def factor(self) -> float:
-        """Return the mean time of the slow steps as a multiple of the expected time."""
+        """Return the mean time of slow steps ÷ expected time."""
         return float(np.exp(self.total / self.count + self.followed)) if self.count else 1.0
 
     def begin_episode(self, step: int) -> None:
-        """Record the first step of a new episode."""
+        """Start a new episode at a step."""
         self.from_step = step
         self.episodes = [*self.episodes, step][-_MOST_EPISODES:]
 
     @property
     def period(self) -> float | None:
-        """Return the median number of steps between starts of episodes; None if only one."""
+        """Return the median number of steps between starts of episodes; None with one episode."""
         return float(np.median(np.diff(self.episodes))) if len(self.episodes) > 1 else None
 
 
-# Limits for opening and clearing notices. Ranks of one host that become slow within this many steps
-# of one another share a notice.
+# Ranks of one host that become slow within this many steps of one another share a notice.
 _JOINS_WITHIN: Final = 24
-# A new episode belongs to a case if the gap since the last slow step is at most ten times the
-# length of the last episode. This limit is at least 100 and at most 1,000 steps.
+# A slowdown is a new episode of an earlier case if the gap since the last slow step is at most this
+# multiple of the last episode's length, where this limit is at least 100 and at most 1,000 steps.
 _COMES_BACK: Final = (10, 100, 1000)
-# Episodes of different ranks whose first steps are within this many steps may be one fault that
-# rotates among ranks.
+# Episodes of different ranks within this many steps may be one fault that rotates among the ranks.
 _ROTATES_WITHIN: Final = 300
-# If a rank of a rotating fault stays slow for more steps than this, the rank gets its own notice.
+# A rank of a rotating fault that stays slow for more steps than this gets a notice of its own.
 _LONGEST_TURN: Final = 200
 _RANKS_TO_ROTATE: Final = 3
 # A notice of spells is cleared after this many steps without a slow step, or after three periods if
-# these are longer.
+# three periods are longer.
 _SPELLS_OVER: Final = 100
-# Fewer slow steps in the history are single hiccups, which do not prolong a notice of spells.
+# Fewer slow steps than this in the history are single hiccups, which do not prolong a notice of
+# spells.
 _SPELL_STEPS: Final = 6
 # A slow rank explains a slowdown of the whole job if both began within this many steps.
 _EXPLAINS: Final = 60
 _AS_EXPLAINED: Final = 1.3
-# A rank with a score above half of the threshold for notices may already explain a slow job.
+# Score above which a rank without a notice may already explain a slow job: half of the threshold
+# for notices.
 _SUSPECTED: Final = 9.0
 
 
 @dataclass(slots=True)
 class CaseTracker:
-    """The open and recently cleared cases of a process group."""
+    """Open and recently cleared cases of a process group."""
 
     cases: list[Case] = field(default_factory=list)
-    # First step of each recent episode, and the number of the notice to which the episode belongs.
+    # First step of each recent episode, and the number of the episode's notice.
     episodes: list[tuple[int, int]] = field(default_factory=list)
 
-    def move(self, at: Int64) -> None:
+    def move(self, at: IntArray) -> None:
         """Renumber the subjects of all cases; `at` holds the new column of each old column."""
         for case in self.cases:
             case.lead = int(at[case.lead])
             case.subjects = [int(at[subject]) for subject in case.subjects]
             case.slow = [int(at[subject]) for subject in case.slow]
 
-    def with_open_case(self, number: int) -> Bool:
-        """Return which of `number` subjects have a case that is not over, bool[number]."""
+    def with_open_case(self, number: int) -> BoolArray:
+        """Return which of `number` subjects have an open case, bool[number]."""
         has_case = np.zeros(number, np.bool_)
         for case in self.cases:
             if not case.over:
@@ -182,8 +184,7 @@ class CaseTracker:
         if notice is None:
             return
         if case.slow:
-            # A subject that had recovered before the notice was opened does not belong to the
-            # notice.
+            # A subject that recovered before the notice was opened does not belong to the notice.
             if step <= notice.noticed_step:
                 rest = [other for other in case.subjects if other != subject]
                 self._name(view, case, rest)
@@ -228,7 +229,7 @@ class CaseTracker:
         self._rotates(view, case)
 
     def _joins(self, view: GroupView, group: list[int], begun: int) -> bool:
-        """Add slow subjects to the case to which they belong; return whether one exists."""
+        """Add newly slow subjects to the case they belong to; return False if there is none."""
         step = view.step
         for case in reversed(self.cases):
             notice = view.ledger.get(case.number)
@@ -255,8 +256,7 @@ class CaseTracker:
             if case.kind is NoticeKind.DRIFT:
                 if gap > most:
                     continue
-                # The score of a drift that has just begun may fall for a while, so that the drift
-                # looks over.
+                # The score of a new drift may fall for a while, which clears its notice too early.
                 case.over, case.slow = False, list(group)
                 view.ledger.update(replace(notice, cleared_step=None))
                 return True
@@ -316,7 +316,7 @@ class CaseTracker:
         self.cases.append(case)
 
     def _spells(self, view: GroupView, subject: int) -> None:
-        """Open a notice of spells: slow periods each of which is too short for its own notice."""
+        """Open a notice of spells: slow periods, each too short for a notice of its own."""
         charts, history = view.charts, view.history
         if charts.postpone_spells(subject):
             return
@@ -373,7 +373,7 @@ class CaseTracker:
         )
 
     def _rotates(self, view: GroupView, case: Case) -> None:
-        """Merge the cases of at least three ranks that were slow in turn into a rotating case."""
+        """Merge the cases of at least three ranks that were slow in turn into one rotating case."""
         begun = case.from_step
         self.episodes = [
             episode for episode in self.episodes if begun - episode[0] <= _ROTATES_WITHIN
@@ -388,7 +388,7 @@ class CaseTracker:
         ):
             return
         chain = [other for other in self.cases if other.number in counts]
-        # A rank that stays slow has its own fault, which does not rotate.
+        # A rank that stays slow has a fault of its own, which does not rotate.
         if any(other.slow for other in chain if other is not case):
             return
         first = min(chain, key=lambda other: other.number)
@@ -456,7 +456,7 @@ class CaseTracker:
         self.cases.append(case)
 
     def _explained(self, view: GroupView, lead: int, begun: int, height: float) -> bool:
-        """Return whether slow or suspected ranks explain the job's longer steps."""
+        """Return whether slow or suspected ranks explain the longer steps of the whole job."""
         if lead not in (REST, COMPUTING):
             return False
         first = view.subjects.first_rank
@@ -472,8 +472,8 @@ class CaseTracker:
             if abs(begun - case.from_step) < since:
                 case.explains = max(case.explains, height)
                 return True
-            # Half of all ranks may be slow, which raises the median computing. Longer waiting is
-            # explained up to the growth that began together with the slow rank.
+            # Up to half of all ranks may be slow, which raises the median computing time. Longer
+            # waiting is explained up to the growth that began together with the slow rank.
             if lead == COMPUTING or height < _AS_EXPLAINED * case.explains:
                 return True
         return False
@@ -490,7 +490,7 @@ class CaseTracker:
             if case.over:
                 continue
             if case.kind is NoticeKind.DRIFT:
-                # The factor of a drift is its current slowdown, not the mean since it began.
+                # The factor of a drift is its current slowdown, not the mean since the drift began.
                 case.total = case.count = 0.0
             case.measure(history.numbers, history.values, now)
             if case.slow:
@@ -500,7 +500,7 @@ class CaseTracker:
                 view.ledger.update(notice)
                 continue
             self._review_spells(view, case, notice)
-        # Keep cleared cases that a new episode may still reopen.
+        # Cleared cases are kept as long as a new episode may reopen them.
         self.cases = [
             case for case in self.cases if not case.over or now - case.last_slow <= _COMES_BACK[2]
         ]
@@ -514,7 +514,7 @@ class CaseTracker:
             case.last_slow = max(case.last_slow, int(view.numbers[at[-1]]))
         quiet_for = max(_SPELLS_OVER, 3 * (case.period or 0))
         if case.rotating and case.slow and now - case.from_step > _LONGEST_TURN:
-            # One rank stays slow: the fault no longer rotates among ranks.
+            # A rank that stays slow ends the rotation: the rank gets a notice of its own.
             episode, case.slow = case.slow, []
             fresh = Case(
                 -1, NoticeKind.SLOW_RANK, episode[0], episode, list(episode), case.from_step

@@ -1,6 +1,7 @@
 """Pulse rows as arrays, and whole steps with the values of all ranks of a process group.
 
-A pulse is the stream of small rows that each rank sends while it trains: one a step, and beats.
+A pulse is the stream of small rows that each rank sends while it trains: one row per step, and
+heartbeats.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 # Columns that identify a row: its rank, step and time.
 KEYS: Final = ("attempt", "step", "rank", "dp_rank", "pp_rank", "time_ns")
@@ -36,7 +34,7 @@ UNKNOWN_COLUMN: Final = "pulse.unknown_column"
 MOST_PHASES: Final = 1_000
 LONGEST_PHASE: Final = 200
 
-# Operations during which no step may end for long without the job being hung.
+# Operations during which a job is not hung, however long no step ends.
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 COMPILE: Final = "compile"
@@ -46,56 +44,56 @@ EXCUSED: Final = frozenset({CHECKPOINT, EVALUATION, COMPILE})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulses:
-    """Rows of the ranks of one job in the order of their arrival; every array has one value a row.
+    """Rows of the ranks of one job in the order of their arrival; every array has a value per row.
 
-    A row is a step that a rank has ended or, where `phase` is not `NO_BEAT`, a beat: measures are 0
-    then, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the epoch, durations
-    nanoseconds.
+    A row reports a step that a rank has ended or, if `phase` is not `NO_BEAT`, is a heartbeat: then
+    its measures are 0, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the
+    epoch, durations nanoseconds.
 
     Parameters
     ----------
     time_ns : int64[rows]
-        The end of the step, or the time of the beat.
+        End of the step, or time of the heartbeat.
     compute_ns : int64[rows]
-        Own work of the rank, without waiting for others.
+        Computing time of the rank itself, without waiting for other ranks.
     data_ns : int64[rows]
-        Data loading: the time from the end of the step before to the first operation, less the
+        Data loading: the time from the end of the previous step to the first operation, less the
         time that is known to be something else.
     tokens : int64[rows]
-        0 if unknown.
+        Number of tokens; 0 if unknown.
     phase : int64[rows]
         Index into `phases`, or `NO_BEAT`.
     since_ns : int64[rows]
-        Start of a beat's phase; 0 for steps.
+        Start of a heartbeat's phase; 0 for steps.
     phases : tuple of str
         Names of operations, or ``checkpoint``, ``evaluation``, ``compile``, ``finished``.
     came_ns : int64[rows], optional
-        When the server received each row, if known: ranks send many steps at once.
+        Time at which the server received each row, if known: ranks send many steps at once.
     """
 
-    attempt: Int64
-    step: Int64
-    rank: Int64
-    dp_rank: Int64
-    pp_rank: Int64
-    time_ns: Int64
-    step_ns: Int64
-    compute_ns: Int64
-    wait_ns: Int64
-    data_ns: Int64
-    optimizer_ns: Int64
-    gc_ns: Int64
-    tokens: Int64
-    phase: Int64
-    since_ns: Int64
+    attempt: IntArray
+    step: IntArray
+    rank: IntArray
+    dp_rank: IntArray
+    pp_rank: IntArray
+    time_ns: IntArray
+    step_ns: IntArray
+    compute_ns: IntArray
+    wait_ns: IntArray
+    data_ns: IntArray
+    optimizer_ns: IntArray
+    gc_ns: IntArray
+    tokens: IntArray
+    phase: IntArray
+    since_ns: IntArray
     phases: tuple[str, ...] = ()
-    came_ns: Int64 | None = None
+    came_ns: IntArray | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.rank)
 
-    def take(self, rows: slice | Bool | Int64) -> Pulses:
+    def take(self, rows: slice | BoolArray | IntArray) -> Pulses:
         """Return the rows selected by index, mask or slice, in that order."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
@@ -104,7 +102,7 @@ class Pulses:
         return Pulses(**arrays, phases=self.phases, came_ns=came_ns)
 
     @property
-    def known_ns(self) -> Int64:
+    def known_ns(self) -> IntArray:
         """Return the time at which each row was received or, if unknown, written; int64[rows]."""
         return self.time_ns if self.came_ns is None else self.came_ns
 
@@ -128,11 +126,11 @@ def joined(parts: list[Pulses]) -> Pulses:
 
 
 def usable(
-    columns: Mapping[str, tuple[Int64, Bool]],
-    phase: Int64,
+    columns: Mapping[str, tuple[IntArray, BoolArray]],
+    phase: IntArray,
     phases: tuple[str, ...],
     counts: Counter[str],
-    damaged: Bool | None = None,
+    damaged: BoolArray | None = None,
 ) -> Pulses:
     """Return the complete rows, and count the others by code.
 
@@ -147,12 +145,14 @@ def usable(
     damaged : bool[rows], optional
         Rows with a value that is not a number.
     """
-    known = {name: there for name, (_, there) in columns.items()}
+    present = {name: there for name, (_, there) in columns.items()}
     if damaged is None:
         damaged = np.zeros(len(phase), np.bool_)
-    is_beat = (phase != NO_BEAT) & ~known["step_ns"] & ~known["compute_ns"]
-    keyed = np.logical_and.reduce([known[name] for name in ("attempt", "step", "rank", "time_ns")])
-    whole = np.logical_and.reduce([known[name] for name in (*KEYS, *MEASURES[:-1])])
+    is_beat = (phase != NO_BEAT) & ~present["step_ns"] & ~present["compute_ns"]
+    keyed = np.logical_and.reduce(
+        [present[name] for name in ("attempt", "step", "rank", "time_ns")]
+    )
+    whole = np.logical_and.reduce([present[name] for name in (*KEYS, *MEASURES[:-1])])
     good = ~damaged & keyed & (is_beat | whole)
     for code, rows in ((NAN, damaged), (NULL, ~damaged & ~good)):
         number = int(np.count_nonzero(rows))
@@ -160,21 +160,21 @@ def usable(
             counts[code] += number
     values = {name: value for name, (value, _) in columns.items()}
     for name in ("dp_rank", "pp_rank"):
-        values[name] = _or(values[name], known[name], -1)
+        values[name] = _or(values[name], present[name], -1)
     for name in MEASURES:
-        values[name] = _or(values[name], known[name] & ~is_beat, 0)
+        values[name] = _or(values[name], present[name] & ~is_beat, 0)
     kept = Pulses(**values, phase=_or(phase, is_beat, NO_BEAT), phases=phases)
     return kept.take(good)
 
 
-def _or(values: Int64, there: Bool, other: int) -> Int64:
-    """Return values in which `other` replaces the missing ones."""
+def _or(values: IntArray, there: BoolArray, other: int) -> IntArray:
+    """Return values whose missing elements are replaced by those of `other`."""
     return values if there.all() else np.where(there, values, other)
 
 
-# A step waits this long for the rows of missing ranks.
+# Time for which an incomplete step waits for the rows of missing ranks.
 WAITS_NS: Final = 10_000_000_000
-# Limit of the ranks of one job, so that memory is bounded; rows of further ranks are dropped.
+# Maximum number of ranks of one job, which bounds the memory; rows of further ranks are dropped.
 MOST_RANKS: Final = 16_384
 
 
@@ -185,25 +185,25 @@ class Steps:
     Parameters
     ----------
     group : int
-        Number of the process group: a new one begins with an attempt, and when steps repeat or
+        Number of the process group: a new group begins with an attempt, and when steps repeat or
         ranks change their parallel ranks.
     ranks, dp_ranks, pp_ranks : int64[ranks]
     steps, closed_ns : int64[steps]
-        Step numbers, and when each step was complete.
+        Step numbers, and the time at which each step was complete.
     ended_ns : int64[steps, ranks]
     measures : mapping of str to float64[steps, ranks]
-        NaN where a rank is missing.
+        Measures by name; NaN for missing ranks.
     """
 
     group: int
     attempt: int
-    ranks: Int64
-    dp_ranks: Int64
-    pp_ranks: Int64
-    steps: Int64
-    closed_ns: Int64
-    ended_ns: Int64
-    measures: dict[str, Float64]
+    ranks: IntArray
+    dp_ranks: IntArray
+    pp_ranks: IntArray
+    steps: IntArray
+    closed_ns: IntArray
+    ended_ns: IntArray
+    measures: dict[str, FloatArray]
 
     def some(self, rows: slice) -> Steps:
         """Return the steps in a slice."""

@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
-from app.analysis.pulse.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.medians import median_of_rows
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 # Scores that open and clear a notice: the probability of a false alarm is about exp(-18) a step.
 _NOTICED: Final = 18.0
@@ -66,7 +67,7 @@ _GRID: Final = 2.0**16
 NOT_RISING: Final = -1
 
 
-def _floats(value: float = 0.0) -> Float64:
+def _floats(value: float = 0.0) -> FloatArray:
     return np.full(0, value)
 
 
@@ -74,34 +75,34 @@ def _floats(value: float = 0.0) -> Float64:
 class Charts:
     """A control chart of each subject, with estimates of its noise; arrays are [subjects]."""
 
-    # Score for being slow; for noticed subjects, score for having recovered.
-    score: Float64 = field(default_factory=_floats)
+    # Score for being slow; for subjects with a notice, score for having recovered.
+    score: FloatArray = field(default_factory=_floats)
     # Step at which `score` began to rise from 0.
-    rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    rise: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     # Score for being slow in spells.
-    spells: Float64 = field(default_factory=_floats)
-    ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Whether the subject was noticed at any time since the last stretch ended.
-    touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    spells: FloatArray = field(default_factory=_floats)
+    ready: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    noticed: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    # Whether the subject had a notice at any time since the last stretch ended.
+    touched: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
     # Logarithm of the slowdown of each noticed subject.
-    height: Float64 = field(default_factory=_floats)
-    slack: Float64 = field(default_factory=_floats)
-    variance: Float64 = field(default_factory=_floats)
-    deviation: Float64 = field(default_factory=_floats)
-    cap: Float64 = field(default_factory=_floats)
-    one_step: Float64 = field(default_factory=_floats)
-    blocks: Float64 = field(default_factory=_floats)
-    stretches: Float64 = field(default_factory=_floats)
-    middle: Float64 = field(default_factory=_floats)
-    learned: Float64 = field(default_factory=_floats)
-    own_steps: Float64 = field(default_factory=_floats)
-    own_hiccups: Float64 = field(default_factory=_floats)
+    height: FloatArray = field(default_factory=_floats)
+    slack: FloatArray = field(default_factory=_floats)
+    variance: FloatArray = field(default_factory=_floats)
+    deviation: FloatArray = field(default_factory=_floats)
+    cap: FloatArray = field(default_factory=_floats)
+    one_step: FloatArray = field(default_factory=_floats)
+    blocks: FloatArray = field(default_factory=_floats)
+    stretches: FloatArray = field(default_factory=_floats)
+    middle: FloatArray = field(default_factory=_floats)
+    learned: FloatArray = field(default_factory=_floats)
+    own_steps: FloatArray = field(default_factory=_floats)
+    own_hiccups: FloatArray = field(default_factory=_floats)
     steps: float = 0.0
     hiccups: float = 0.0
     followed: float = 0.0
 
-    def grow(self, at: Int64, number: int) -> None:
+    def grow(self, at: IntArray, number: int) -> None:
         """Grow the arrays to `number` subjects; earlier subjects move to the columns `at`."""
         for name in _ARRAYS:
             old = getattr(self, name)
@@ -113,7 +114,7 @@ class Charts:
             new[at] = old
             setattr(self, name, new)
 
-    def run(self, values: Float64, numbers: Int64) -> ChartRun:
+    def run(self, values: FloatArray, numbers: IntArray) -> ChartRun:
         """Return the scores after each of some steps, without changing the charts.
 
         Parameters
@@ -157,21 +158,21 @@ class Charts:
         self.score = run.score[step].copy()
         self.spells = run.spells[step].copy()
 
-    def is_cleared(self) -> Int64:
+    def is_cleared(self) -> IntArray:
         """Return the noticed subjects whose score shows that they recovered, as indices."""
         return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
 
-    def is_noticed(self) -> Int64:
+    def is_noticed(self) -> IntArray:
         """Return the subjects that became slow, as indices, sorted by descending score."""
-        found = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
-        return found[np.argsort(-self.score[found], kind="stable")]
+        subjects = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
+        return subjects[np.argsort(-self.score[subjects], kind="stable")]
 
-    def has_spells(self) -> Int64:
+    def has_spells(self) -> IntArray:
         """Return the subjects whose score shows spells, as indices."""
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
     def open(self, subject: int, height: float) -> None:
-        """Mark a subject as noticed, with its slowdown, and score its recovery from now on."""
+        """Mark a subject as noticed, with its slowdown; score its recovery from now on."""
         self.noticed[subject] = self.touched[subject] = True
         self.height[subject] = max(height, 1.2 * self.slack[subject])
         self.forget(subject)
@@ -190,7 +191,7 @@ class Charts:
     def postpone_spells(self, subject: int) -> bool:
         """Return whether a subject is slow now; if so, keep its spell score below the threshold.
 
-        A slowdown that lasts is noticed by the other score.
+        A lasting slowdown gets a notice by the other score.
         """
         if self.score[subject] < _NOTICED / 3:
             return False
@@ -198,22 +199,24 @@ class Charts:
         return True
 
     @property
-    def quiet(self) -> Bool:
-        """Return which subjects are neither noticed nor suspected, bool[subjects]."""
+    def quiet(self) -> BoolArray:
+        """Return which subjects have neither a notice nor a suspicious score, bool[subjects]."""
         return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
 
     @property
-    def hiccup(self) -> Float64:
+    def hiccup(self) -> FloatArray:
         """Return the residual above which a single step is slow, float64[subjects]."""
         return np.asarray(np.fmax(1.5 * self.slack, _HICCUP * self.deviation))
 
-    def hiccup_share(self) -> Float64:
+    def hiccup_share(self) -> FloatArray:
         """Return the share of slow single steps by subject, at least that of the job."""
         common = (self.hiccups + _RARE[0] * _PRIOR_STEPS) / (self.steps + _PRIOR_STEPS)
         own = (self.own_hiccups + _PRIOR_OWN * common) / (self.own_steps + _PRIOR_OWN)
         return np.clip(np.maximum(own, common), *_RARE)
 
-    def learn(self, values: Float64, middle: Float64, subjects: Subjects, quiet: Bool) -> None:
+    def learn(
+        self, values: FloatArray, middle: FloatArray, subjects: Subjects, quiet: BoolArray
+    ) -> None:
         """Update the estimates of noise from a stretch of steps.
 
         Parameters
@@ -232,9 +235,9 @@ class Charts:
         if not enough.any():
             return
         with np.errstate(invalid="ignore"):
-            one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
+            variance = (1.4826 * median_of_known(np.abs(values - middle))) ** 2
             # Clip hiccups, since the rate of hiccups is modelled separately from the variance.
-            bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
+            bound = np.fmax(_HICCUP * np.sqrt(variance), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)
             clipped[~there] = 0.0
             number = there.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
@@ -246,7 +249,7 @@ class Charts:
         # medians.
         far = (middle - self.middle) ** 2 / 2
         far = np.where(np.isnan(far), 2 * block / len(values), far)
-        for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
+        for kept, new in ((self.one_step, variance), (self.blocks, block), (self.stretches, far)):
             first = enough & np.isnan(kept)
             kept[first] = new[first]
             old = enough & ~first & ~np.isnan(new)
@@ -258,7 +261,9 @@ class Charts:
         self.learned += enough
         self._weigh(subjects)
 
-    def _count_hiccups(self, values: Float64, seen: Int64, subjects: Subjects, ready: Bool) -> None:
+    def _count_hiccups(
+        self, values: FloatArray, seen: IntArray, subjects: Subjects, ready: BoolArray
+    ) -> None:
         with np.errstate(invalid="ignore"):
             slow = (values > self.hiccup) & ready
         number = slow.sum(axis=0)
@@ -275,17 +280,22 @@ class Charts:
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
-        one, block, stretch = _shared(
-            np.stack([self.one_step, self.blocks, self.stretches]), subjects
-        )
-        self.deviation = np.sqrt(one)
+        # Variances [kinds, subjects]; those of ranks are raised to the median of all ranks.
+        own = np.stack([self.one_step, self.blocks, self.stretches])
+        ranks = own[:, subjects.of_ranks]
+        usual = median_of_rows(ranks)[:, None]
+        several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
+        shared = own.copy()
+        shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
+        step, block, stretch = shared
+        self.deviation = np.sqrt(step)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
         # Autocorrelation within a block: 0 for independent steps, 1 for constant deviations.
-        known = np.fmax(one, _LEAST_DEVIATION**2)
-        memory = np.clip((block / known - 1) / (_BLOCK - 1), 0, 1)
+        single = np.fmax(step, _LEAST_DEVIATION**2)
+        memory = np.clip((block / single - 1) / (_BLOCK - 1), 0, 1)
         long = block * (1 + _LONG_MEMORY * memory**2)
-        self.variance = _HEAVY_TAILS * np.fmax(known, long)
+        self.variance = _HEAVY_TAILS * np.fmax(single, long)
         again = (self.followed + _PRIOR_FOLLOWED) / (self.hiccups + _PRIOR_HICCUPS)
         rare = -np.log(self.hiccup_share())
         # A step adds at most the mean negative log-probability of a step in three successive
@@ -303,16 +313,6 @@ _UNKNOWN: Final = frozenset(
 )
 
 
-def _shared(own: Float64, subjects: Subjects) -> Float64:
-    """Return variances [kinds, subjects], raised for ranks to the median of all ranks."""
-    ranks = own[:, subjects.of_ranks]
-    usual = median_of_rows(ranks)[:, None]
-    several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
-    shared = own.copy()
-    shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
-    return shared
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChartRun:
     """Scores of all charts after each of some steps; arrays have shape [steps, subjects].
@@ -325,13 +325,13 @@ class ChartRun:
         Step numbers.
     """
 
-    score: Float64
-    spells: Float64
-    crossed: Bool
-    before: Int64
-    numbers: Int64
+    score: FloatArray
+    spells: FloatArray
+    crossed: BoolArray
+    before: IntArray
+    numbers: IntArray
 
-    def rise(self, step: int) -> Int64:
+    def rise(self, step: int) -> IntArray:
         """Return the step at which each score after step `step` began to rise, int64[subjects]."""
         zero = self.score[step::-1] <= 0
         was_zero, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
@@ -341,8 +341,8 @@ class ChartRun:
         return begun
 
 
-def _summed(added: Float64, start: Float64) -> Float64:
-    """Return cumulative sums that are reset to 0 whenever they would become negative."""
+def _summed(added: FloatArray, start: FloatArray) -> FloatArray:
+    """Return cumulative sums over steps, reset to 0 whenever they would become negative."""
     total = np.cumsum(added, axis=0)
     lowest = np.minimum(total, -start)
     np.minimum.accumulate(lowest, axis=0, out=lowest)

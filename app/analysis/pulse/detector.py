@@ -11,15 +11,21 @@ import numpy as np
 
 from app.analysis.pulse.attribution import GroupView
 from app.analysis.pulse.cases import CaseTracker
-from app.analysis.pulse.columns import NO_BEAT, Float64, Int64, Pulses, Steps
+from app.analysis.pulse.columns import (
+    NO_BEAT,
+    Pulses,
+    Steps,
+)
 from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.expected_times import Expected, History, Trend
 from app.analysis.pulse.heartbeats import USUAL, HeartbeatMonitor, Limits
 from app.analysis.pulse.measurements import REST, Measured, Subjects
-from app.analysis.pulse.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
+from app.analysis.quantities import FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 # This many first steps of a group, or of a rank that joins, are ignored, because kernels are
 # compiled and caches are filled.
@@ -30,16 +36,16 @@ STRETCH: Final = 32
 
 @dataclass(slots=True)
 class Watch:
-    """The state of one process group; its size depends on the number of ranks, not of steps."""
+    """Detection state of a process group, whose size depends on its ranks, not on its steps."""
 
     group: int
     attempt: int
-    ranks: Int64
-    pp_ranks: Int64
-    ages: Int64
+    ranks: IntArray
+    pp_ranks: IntArray
+    ages: IntArray
     closed: int = 0
-    # Usual waiting, data loading, optimizer and garbage collection in a step, nanoseconds.
-    usual_parts_ns: Float64 = field(default_factory=lambda: np.full(4, np.nan))
+    # Usual waiting, data loading, optimizer and garbage collection time of a step, nanoseconds.
+    usual_parts_ns: FloatArray = field(default_factory=lambda: np.full(4, np.nan))
     expected: Expected = field(default_factory=Expected)
     charts: Charts = field(default_factory=Charts)
     history: History = field(default_factory=History)
@@ -64,8 +70,8 @@ class Watch:
         if not len(self.ranks):
             at = np.arange(0)
         self.expected.grow(before, after)
-        known = at if len(self.ranks) else np.arange(len(self.charts.score))
-        self.charts.grow(known, number)
+        columns = at if len(self.ranks) else np.arange(len(self.charts.score))
+        self.charts.grow(columns, number)
         width = self.history.values.shape[1]
         self.history.grow(
             {
@@ -115,7 +121,7 @@ class Watch:
         residuals.values[first] = np.nan
         usual = self.expected.usual_step_ns, self.expected.rest_ns
         stalls.look(steps, usual[0], usual[0] - usual[1], self.usual_parts_ns, first)
-        known = len(self.history.numbers)
+        kept = len(self.history.numbers)
         self.history.add(steps.steps, steps.closed_ns, residuals, measured.stretch)
         at, values = 0, residuals.values
         while at < len(values):
@@ -126,7 +132,7 @@ class Watch:
                 break
             self.charts.take(run, int(crossings[0]))
             at += int(crossings[0]) + 1
-            self.tracker.judge(self._view(subjects, ledger, hosts, known + at))
+            self.tracker.judge(self._view(subjects, ledger, hosts, kept + at))
         self.history.trim()
 
     def _learn(self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str]) -> None:
@@ -134,14 +140,14 @@ class Watch:
         quiet = self.charts.quiet & ~self.tracker.with_open_case(subjects.number)
         self.expected.fit_lengths(residuals.values, residuals.lengths, subjects)
         self.expected.begin_levels(residuals.logs)
-        middle = median_of_columns(residuals.values)
+        middle = median_of_known(residuals.values)
         moved = self.expected.learn(residuals, middle, stretch, subjects, quiet=quiet)
         if moved.any():
             residuals.values[:, subjects.of_ranks] -= moved
-            middle = median_of_columns(residuals.values)
+            middle = median_of_known(residuals.values)
         self.charts.learn(residuals.values, middle, subjects, quiet)
         if quiet[REST] or np.isnan(self.usual_parts_ns).any():
-            self.usual_parts_ns = median_of_columns(stretch.parts_ns)
+            self.usual_parts_ns = median_of_known(stretch.parts_ns)
         means = middle.copy()
         means[subjects.of_ranks] += self.expected.offset - self.expected.first_offset
         self.trend.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))
@@ -169,11 +175,11 @@ class Watch:
         self.tracker.end(int(last[0]) if len(last) else 0, ledger)
 
 
-# Constants of a job's detector. The error of a clock is stored and corrected if it differs from the
-# median of all clocks by more than this.
+# The error of a clock is stored and corrected if it differs from the median of all clocks by more
+# than this.
 _WRONG_CLOCK_NS = 2_000_000_000
-# A pause before a step may be a restart if it is longer than this time, and than this multiple of
-# the step time.
+# A pause before a step may be a restart if it is longer than this, and than this multiple of the
+# step time.
 _PAUSE_NS = 5_000_000_000
 _PAUSE_STEPS = 3
 
@@ -199,7 +205,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Detector:
-    """The state of a job's detection, whose size depends on the ranks; see `detector_state`.
+    """Detection state of a job, whose size depends on the number of ranks; see `detector_state`.
 
     Notices do not depend on how rows are cut into batches.
 
@@ -212,7 +218,7 @@ class Detector:
     there : list of bool
         Whether each rank sent the last whole step.
     ended_ns : int
-        Median end of that step.
+        Median over the ranks of the end of the last whole step.
     """
 
     hosts: dict[int, str] = field(default_factory=dict)

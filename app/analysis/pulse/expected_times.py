@@ -11,15 +11,17 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Bool, Float64, Int64, Steps
+from app.analysis.pulse.columns import (
+    Steps,
+)
 from app.analysis.pulse.measurements import COMPUTING, REST, Measured, Stretch, Subjects
 from app.analysis.pulse.medians import (
     Ordered,
-    median_of,
-    median_of_columns,
     median_of_others,
     median_of_rows,
 )
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 # Weight of the newest stretch of steps when a baseline is updated.
 _FOLLOWS: Final = 1 / 16
@@ -61,13 +63,13 @@ class Residuals:
         Logarithm of tokens to the usual number; 0 if unknown.
     """
 
-    values: Float64
-    logs: Float64
-    own_past: Float64
-    lengths: Float64
+    values: FloatArray
+    logs: FloatArray
+    own_past: FloatArray
+    lengths: FloatArray
 
 
-def _one() -> Float64:
+def _one() -> FloatArray:
     return np.empty(0)
 
 
@@ -88,20 +90,20 @@ class Expected:
         Growth of computing with tokens (linear, quadratic in logarithms), and its precision.
     """
 
-    offset: Float64 = field(default_factory=_one)
-    first_offset: Float64 = field(default_factory=_one)
-    shift: Float64 = field(default_factory=_one)
-    level: Float64 = field(default_factory=_one)
-    first_level: Float64 = field(default_factory=_one)
-    origin: Float64 = field(default_factory=_one)
+    offset: FloatArray = field(default_factory=_one)
+    first_offset: FloatArray = field(default_factory=_one)
+    shift: FloatArray = field(default_factory=_one)
+    level: FloatArray = field(default_factory=_one)
+    first_level: FloatArray = field(default_factory=_one)
+    origin: FloatArray = field(default_factory=_one)
     rest_ns: float = np.nan
     rest_share: float = np.nan
     rest_offset: float = 0.0
     usual_step_ns: float = np.nan
     tokens: float = np.nan
     usual_tokens: float = np.nan
-    slope: Float64 = field(default_factory=lambda: np.array([1.0, 0.0]))
-    information: Float64 = field(default_factory=lambda: np.eye(2) * _PRIOR)
+    slope: FloatArray = field(default_factory=lambda: np.array([1.0, 0.0]))
+    information: FloatArray = field(default_factory=lambda: np.eye(2) * _PRIOR)
 
     def grow(self, before: Subjects, after: Subjects) -> None:
         """Grow all arrays for new ranks and stages of the group."""
@@ -117,8 +119,8 @@ class Expected:
     def measured(self, steps: Steps) -> Measured:
         """Return the measurements of steps, with the logarithm of tokens to the usual number."""
         tokens = steps.measures["tokens"]
-        known: Bool = (tokens > 0) | np.isnan(tokens)
-        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
+        has_tokens: BoolArray = (tokens > 0) | np.isnan(tokens)
+        whole = has_tokens.all(axis=1) & (tokens > 0).any(axis=1)
         if not whole.any():
             return Measured.of(steps, np.zeros_like(tokens))
         if np.isnan(self.tokens):
@@ -161,17 +163,19 @@ class Expected:
         values[:, COMPUTING] = np.where(same, median_of_rows(own_past), np.nan)
         return Residuals(values, middle, own_past, lengths)
 
-    def fit_lengths(self, values: Float64, lengths: Float64, subjects: Subjects) -> None:
+    def fit_lengths(self, values: FloatArray, lengths: FloatArray, subjects: Subjects) -> None:
         """Learn how computing grows with tokens, and correct the residuals in place.
 
-        Recursive least squares on doubly centred data: differences between ranks in the same step
-        and between steps of the same rank, so that neither a slow rank nor a slow step counts.
+        Recursive least squares on doubly centred data, that is on differences between ranks in the
+        same step and between steps of the same rank: neither a slow rank nor a slow step affects
+        the fit.
 
         Parameters
         ----------
         values : float64[steps, subjects]
             Residuals; the columns of ranks are corrected.
         lengths : float64[steps, ranks]
+            Logarithm of tokens to the usual number.
         """
         if not lengths.any():
             return
@@ -186,7 +190,7 @@ class Expected:
         terms -= terms.mean(axis=1, keepdims=True)
         if np.abs(terms[0]).max(initial=0) < 1e-3:  # noqa: PLR2004
             return
-        centered = ranks - median_of_columns(ranks)
+        centered = ranks - median_of_known(ranks)
         seen = ~np.isnan(centered)
         if not seen.any():
             return
@@ -201,20 +205,20 @@ class Expected:
     def learn(
         self,
         stretch: Residuals,
-        middle: Float64,
+        middle: FloatArray,
         steps: Stretch,
         subjects: Subjects,
         *,
-        quiet: Bool,
-    ) -> Float64:
-        """Update the baselines from a stretch; return the change of each rank's baseline.
+        quiet: BoolArray,
+    ) -> FloatArray:
+        """Update the baselines from a stretch of steps; return the new first offsets of ranks.
 
         Parameters
         ----------
         middle : float64[subjects]
             Medians of the residuals of the stretch.
         quiet : bool[subjects]
-            Subjects that are neither noticed nor suspected; only their baselines follow.
+            Subjects without a notice or suspicion; only their baselines follow the stretch.
 
         Returns
         -------
@@ -223,30 +227,32 @@ class Expected:
         """
         ranks = subjects.of_ranks
         moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
-        known = median_of(steps.tokens[steps.tokens > 0])
-        same = bool(abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS)
+        tokens = float(median_of_known(steps.tokens[steps.tokens > 0]))
+        same = bool(abs(np.log(tokens / self.usual_tokens)) < _SAME_TOKENS)
         against = middle[subjects.of_stages]
         self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
         if not same:
-            self.usual_tokens = known
+            self.usual_tokens = tokens
         step, longest = steps.step_ns, steps.longest_ns
         good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
         if not good.any():
             return moved
         if np.isnan(self.usual_step_ns) or quiet[REST]:
-            self.usual_step_ns = median_of(step[good])
+            self.usual_step_ns = float(median_of_known(step[good]))
         if np.isnan(self.rest_ns):
-            self.rest_ns = median_of((step - longest)[good])
-            self.rest_share = median_of((step / longest - 1)[good])
+            self.rest_ns = float(median_of_known((step - longest)[good]))
+            self.rest_share = float(median_of_known((step / longest - 1)[good]))
         elif quiet[REST]:
             step_by = _FOLLOWS * min(max(float(middle[REST]), -_JOB_FOLLOWS), _JOB_FOLLOWS)
             self.rest_offset = min(self.rest_offset + step_by, _JOB_FOLLOWS)
         return moved
 
-    def _learn_offsets(self, values: Float64, middle: Float64, quiet: Bool) -> Float64:
+    def _learn_offsets(
+        self, values: FloatArray, middle: FloatArray, quiet: BoolArray
+    ) -> FloatArray:
         enough = (~np.isnan(values)).sum(axis=0) >= len(values) // 2
-        known = enough & ~np.isnan(middle)
-        new = np.isnan(self.first_offset) & known
+        measured = enough & ~np.isnan(middle)
+        new = np.isnan(self.first_offset) & measured
         moved = np.zeros_like(self.offset)
         if new.any():
             seen = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
@@ -257,7 +263,7 @@ class Expected:
             self.first_offset[new] = np.clip(middle[new], -limit, limit)
             moved[new] = self.first_offset[new] - self.offset[new]
             self.offset[new] = self.first_offset[new]
-        old = ~new & quiet & known
+        old = ~new & quiet & measured
         first, offset = self.first_offset[old], self.offset[old]
         step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
         # A baseline may become shorter without limit, because a rank may become faster for good.
@@ -286,13 +292,13 @@ class Expected:
     def _learn_levels(
         self,
         stretch: Residuals,
-        against: Float64,
+        against: FloatArray,
         subjects: Subjects,
-        quiet: Bool,
+        quiet: BoolArray,
         *,
         same_tokens: bool,
     ) -> None:
-        past = median_of_columns(stretch.own_past)
+        past = median_of_known(stretch.own_past)
         for stage in range(len(subjects.stages)):
             if np.isnan(self.level[stage]):
                 continue
@@ -309,7 +315,7 @@ class Expected:
                 step = _FOLLOWS * min(max(against[stage], -_RANK_FOLLOWS), _RANK_FOLLOWS)
                 self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
 
-    def begin_levels(self, logs: Float64) -> None:
+    def begin_levels(self, logs: FloatArray) -> None:
         """Set the baselines of stages that have none to the medians of a stretch.
 
         Parameters
@@ -320,13 +326,13 @@ class Expected:
         unknown = np.isnan(self.level)
         if not unknown.any():
             return
-        middle = median_of_columns(logs)
+        middle = median_of_known(logs)
         new = unknown & ~np.isnan(middle)
         for values in (self.level, self.first_level, self.origin):
             values[new] = middle[new]
 
 
-def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
+def _of_peers(ordered: Ordered, subjects: Subjects, members: IntArray) -> FloatArray:
     """Return for each rank of a stage the median of its peers, float64[steps, members].
 
     In a stage of few hosts, peers are the ranks of other hosts: the ranks of one host often become
@@ -355,7 +361,7 @@ KEPT: Final = 128
 _JOB: Final = ("step_ns", "longest_ns", "tokens")
 
 
-def _wide() -> Float64:
+def _wide() -> FloatArray:
     return np.empty((0, 0))
 
 
@@ -375,16 +381,16 @@ class History:
     parts_ns : float64[steps, parts]
     """
 
-    numbers: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    ends_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    values: Float64 = field(default_factory=_wide)
-    logs: Float64 = field(default_factory=_wide)
-    own_past: Float64 = field(default_factory=_wide)
-    lengths: Float64 = field(default_factory=_wide)
-    job: Float64 = field(default_factory=lambda: np.empty((0, len(_JOB))))
-    parts_ns: Float64 = field(default_factory=lambda: np.empty((0, 4)))
+    numbers: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_ns: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    values: FloatArray = field(default_factory=_wide)
+    logs: FloatArray = field(default_factory=_wide)
+    own_past: FloatArray = field(default_factory=_wide)
+    lengths: FloatArray = field(default_factory=_wide)
+    job: FloatArray = field(default_factory=lambda: np.empty((0, len(_JOB))))
+    parts_ns: FloatArray = field(default_factory=lambda: np.empty((0, 4)))
 
-    def grow(self, columns: dict[str, tuple[Int64, int]]) -> None:
+    def grow(self, columns: dict[str, tuple[IntArray, int]]) -> None:
         """Widen the named arrays; `columns` maps a name to the new columns and the new width."""
         for name, (at, number) in columns.items():
             old = getattr(self, name)
@@ -392,7 +398,9 @@ class History:
             new[:, at] = old
             setattr(self, name, new)
 
-    def add(self, numbers: Int64, ends_ns: Int64, residuals: Residuals, stretch: Stretch) -> None:
+    def add(
+        self, numbers: IntArray, ends_ns: IntArray, residuals: Residuals, stretch: Stretch
+    ) -> None:
         """Append steps; residuals are rounded to 32 bits, which halves the stored state."""
         job = np.stack([getattr(stretch, name) for name in _JOB], axis=1)
         for name, rows in (
@@ -419,7 +427,7 @@ class History:
         return residuals, Stretch(step, longest, tokens, self.parts_ns[rows])
 
 
-def _rounded(values: Float64) -> Float64:
+def _rounded(values: FloatArray) -> FloatArray:
     return values.astype(np.float32).astype(np.float64)
 
 
@@ -448,13 +456,13 @@ class Trend:
         Number of stretches that make a point.
     """
 
-    values: Float64 = field(default_factory=lambda: np.empty((0, 0)))
-    steps: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    ends_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    values: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    steps: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_ns: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     stride: int = 1
-    pending: Float64 = field(default_factory=lambda: np.empty((0, 0)))
+    pending: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
 
-    def grow(self, at: Int64, number: int) -> None:
+    def grow(self, at: IntArray, number: int) -> None:
         """Grow the arrays to `number` subjects; earlier subjects move to the columns `at`."""
         for name in ("values", "pending"):
             old = getattr(self, name)
@@ -462,7 +470,7 @@ class Trend:
             new[:, at] = old
             setattr(self, name, new)
 
-    def add(self, values: Float64, step: int, end_ns: int) -> None:
+    def add(self, values: FloatArray, step: int, end_ns: int) -> None:
         """Add the mean residuals of a stretch, float64[subjects]."""
         self.pending = np.concatenate([self.pending, values[None]])
         if len(self.pending) < self.stride:
@@ -484,8 +492,12 @@ class Trend:
         Slope or None
             The growth after the best bend; None of fewer than four points, or without growth.
         """
-        known = ~np.isnan(self.values[:, subject])
-        values, ends, steps = self.values[known, subject], self.ends_ns[known], self.steps[known]
+        present = ~np.isnan(self.values[:, subject])
+        values, ends, steps = (
+            self.values[present, subject],
+            self.ends_ns[present],
+            self.steps[present],
+        )
         if len(values) < 4:  # noqa: PLR2004
             return None
         days = (ends - ends[0]) / _DAY_NS

@@ -42,11 +42,11 @@ class Reading:
     Parameters
     ----------
     at_ns : int
-        When it was received, nanoseconds since the epoch.
+        Time at which the reading was received, nanoseconds since the epoch.
     throttle : int or None
         Bits as in `REASONS`.
     ecc_corrected, ecc_uncorrected : int or None
-        Errors of its memory since the driver was loaded.
+        Errors of the GPU's memory since the driver was loaded.
     memory_used : int or None
         Bytes.
     xids : tuple of int
@@ -65,13 +65,13 @@ class Reading:
     xids: tuple[int, ...] = ()
 
 
-_NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids")
+_NUMBERS: Final = tuple(item.name for item in fields(Reading) if item.name != "xids")
 
 
 def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
     """Merge later readings into earlier ones; return the last recent reading of each rank.
 
-    At most `MOST_RANKS` are kept: a sender may name any rank.
+    At most `MOST_RANKS` readings are kept, because a sender may name any rank.
     """
     merged = {**before, **came}
     newest_ns = max((reading.at_ns for reading in merged.values()), default=0)
@@ -85,8 +85,8 @@ def to_bytes(readings: Mapping[int, Reading]) -> bytes:
     columns = {"rank": np.array(ranks, np.int64)}
     for name in _NUMBERS:
         values = [getattr(readings[rank], name) for rank in ranks]
-        known = [_UNKNOWN if value is None else value for value in values]
-        columns[name] = np.array(known, np.int64)
+        numbers = [_UNKNOWN if value is None else value for value in values]
+        columns[name] = np.array(numbers, np.int64)
     xids = {str(rank): list(readings[rank].xids) for rank in ranks if readings[rank].xids}
     return pack(columns, steps=("rank",), more={"xids": xids})
 
@@ -97,7 +97,7 @@ def from_bytes(body: bytes | None) -> dict[int, Reading]:
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     if body is None:
         return {}
@@ -105,10 +105,10 @@ def from_bytes(body: bytes | None) -> dict[int, Reading]:
     lists = [columns[name].tolist() for name in _NUMBERS]
     readings = {}
     for rank, *values in zip(columns["rank"].tolist(), *lists, strict=True):
-        known = {
+        numbers = {
             name: value for name, value in zip(_NUMBERS, values, strict=True) if value != _UNKNOWN
         }
-        readings[rank] = Reading(**known, xids=tuple(more["xids"].get(str(rank), ())))
+        readings[rank] = Reading(**numbers, xids=tuple(more["xids"].get(str(rank), ())))
     return readings
 
 
@@ -118,11 +118,13 @@ def unlike_peers(
     hosts: Mapping[int, str],
     now_ns: int,
 ) -> str | None:
-    """Return in words how the GPUs of blamed ranks differ from peers; None if they do not.
+    """Return in words how the GPUs of blamed ranks differ from their peers; None if they do not.
 
-    Peers are the other GPUs of the host or, if all of these are blamed, all others.
+    Peers are the other GPUs of the host or, if all of these are blamed, all other GPUs of the job.
     """
-    recent = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
+    recent = {
+        rank: latest for rank, latest in readings.items() if now_ns - latest.at_ns <= LIVES_NS
+    }
     by_host: dict[str, list[Reading]] = {}
     for rank in recent.keys() - ranks:
         by_host.setdefault(hosts.get(rank, ""), []).append(recent[rank])
@@ -147,16 +149,16 @@ class _Peers:
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> Self:
-        known = {
-            name: [value for one in readings if (value := getattr(one, name)) is not None]
+        reported = {
+            name: [value for reading in readings if (value := getattr(reading, name)) is not None]
             for name in _COMPARED
         }
         common = 0
         for bit in REASONS:
-            common |= bit * (2 * sum(_has(one, bit) for one in readings) > len(readings))
+            common |= bit * (2 * sum(_has(reading, bit) for reading in readings) > len(readings))
         return cls(
             len(readings),
-            {name: float(median(values)) for name, values in known.items() if values},
+            {name: float(median(values)) for name, values in reported.items() if values},
             common,
         )
 
@@ -183,5 +185,5 @@ def _differences(own: Reading, peers: _Peers) -> Iterator[str]:
         yield f"reported XID {', '.join(str(code) for code in dict.fromkeys(own.xids))}"
 
 
-def _has(one: Reading, bit: int) -> bool:
-    return bool((one.throttle or 0) & bit)
+def _has(reading: Reading, bit: int) -> bool:
+    return bool((reading.throttle or 0) & bit)

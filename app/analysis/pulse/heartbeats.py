@@ -10,7 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import EXCUSED, FINISHED, NO_BEAT, WAITS_NS, Bool, Int64, Pulses
+from app.analysis.pulse.columns import (
+    EXCUSED,
+    FINISHED,
+    NO_BEAT,
+    WAITS_NS,
+    Pulses,
+)
 from app.analysis.pulse.notices import (
     Evidence,
     Ledger,
@@ -20,10 +26,11 @@ from app.analysis.pulse.notices import (
     describe_ranks,
     hosts_of,
 )
+from app.analysis.quantities import BoolArray, IntArray
 
 _USUAL_STEPS: Final = 5
-# A process may be gone if its beat is more than this many intervals late; then no hang is reported
-# yet.
+# A process may be gone if its heartbeat is more than this many intervals late; then no hang is
+# reported yet.
 _LATE_BEATS: Final = 2.5
 # A process is gone if it sent nothing for this many intervals, and for one interval less than the
 # time after which a job hangs.
@@ -32,14 +39,13 @@ _GONE_BEATS: Final = 3
 _FIRST_STEPS: Final = 5
 # The usual step time is the median of this many latest step times, over all ranks.
 _RECENT: Final = 255
-# Parts of operation names; a name with one of these parts is an operation that waits for other
-# ranks.
+# Parts of operation names: an operation whose name has one of these parts waits for other ranks.
 _WAITING: Final = (
     *("reduce", "gather", "all-to-all", "all_to_all", "alltoall", "scatter", "broadcast"),
     *("recv", "receive", "send", "barrier", "wait", "sync", "p2p", "nccl", "collective"),
 )
-# Parts of the names of data loading. If all ranks load data, their storage may be slow for a while:
-# the job hangs only after ten times as long.
+# Parts of the names of data loading. If all ranks load data, their storage may be slow for a while,
+# so the job counts as hung only after ten times as long.
 _LOADING: Final = ("data", "load", "batch")
 _LOADING_TIMES: Final = 10
 # If more than this share of the ranks would be blamed, no rank is blamed.
@@ -53,9 +59,9 @@ class Limits:
     Parameters
     ----------
     waits_ns : int
-        A job hangs when no step ended for so long, and for five usual steps.
+        Time without an ended step after which a job is hung, if it is also over five usual steps.
     beat_ns : int
-        Interval of a rank's beats.
+        Interval between heartbeats of a rank.
     """
 
     waits_ns: int = 25_000_000_000
@@ -63,7 +69,7 @@ class Limits:
 
     @property
     def step_waits_ns(self) -> int:
-        """Return how long a step waits for rows of missing ranks, which arrive with beats."""
+        """Return how long a step waits for missing ranks' rows, sent with heartbeats."""
         return max(WAITS_NS, 2 * self.beat_ns)
 
 
@@ -90,7 +96,7 @@ class HeartbeatMonitor:
     ended_ns: int = 0
     last_step: int = -1
     rows: int = 0
-    recent_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    recent_ns: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     excused_ns: int = 0
     finished: bool = False
     open: int = -1
@@ -102,7 +108,7 @@ class HeartbeatMonitor:
         offsets: Mapping[int, int],
         limits: Limits = USUAL,
     ) -> None:
-        """Process steps and beats in the order of their arrival.
+        """Process ended steps and heartbeats in the order of their arrival.
 
         Parameters
         ----------
@@ -125,7 +131,7 @@ class HeartbeatMonitor:
                 self._of_attempt(part, hosts, offsets, limits)
 
     def moves(self, limits: Limits) -> bool:
-        """Return whether each rank began its operation lately: the job is slow, not hung."""
+        """Return whether each rank began its operation recently: then the job is slow, not hung."""
         lately_ns = limits.waits_ns // 2
         return bool(self.last_seen) and all(
             seen.heard_ns - seen.since_ns < lately_ns for seen in self.last_seen.values()
@@ -152,7 +158,7 @@ class HeartbeatMonitor:
                 piece = slice(start, stop)
                 self._quickly(rows.take(piece), times[piece], is_step[piece])
 
-    def _quickly(self, rows: Pulses, times: Int64, is_step: Bool) -> None:
+    def _quickly(self, rows: Pulses, times: IntArray, is_step: BoolArray) -> None:
         """Process rows of a period in which steps ended without a long gap."""
         if is_step.any():
             at = np.flatnonzero(is_step)
@@ -191,7 +197,7 @@ class HeartbeatMonitor:
     def _beat(
         self, rows: Pulses, row: int, now: int, hosts: Mapping[int, str], limits: Limits
     ) -> None:
-        """Process a beat that was sent when no step had ended for a long time."""
+        """Process a heartbeat that was sent when no step had ended for a long time."""
         self._hear(rows, row, now, is_beat=True)
         phase = rows.phases[rows.phase[row]]
         if phase == FINISHED:

@@ -8,8 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Bool, Float64, Int64, Steps
+from app.analysis.pulse.columns import (
+    Steps,
+)
 from app.analysis.pulse.medians import median_of_rows
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 _PARTS = ("wait_ns", "data_ns", "optimizer_ns", "gc_ns")
 
@@ -30,10 +33,10 @@ class Stretch:
         Waiting, data loading, optimizer and garbage collection; medians over the ranks.
     """
 
-    step_ns: Float64
-    longest_ns: Float64
-    tokens: Float64
-    parts_ns: Float64
+    step_ns: FloatArray
+    longest_ns: FloatArray
+    tokens: FloatArray
+    parts_ns: FloatArray
 
     def some(self, rows: slice) -> Stretch:
         """Return the measurements of the steps in a slice."""
@@ -44,7 +47,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Steps and measurements of each step alone.
+    """Whole steps, with measurements of each step that do not depend on other steps.
 
     Parameters
     ----------
@@ -61,14 +64,14 @@ class Measured:
     """
 
     steps: Steps
-    there: Bool
-    logs: Float64
-    lengths: Float64
-    known_tokens: Float64
+    there: BoolArray
+    logs: FloatArray
+    lengths: FloatArray
+    known_tokens: FloatArray
     stretch: Stretch
 
     @classmethod
-    def of(cls, steps: Steps, lengths: Float64) -> Measured:
+    def of(cls, steps: Steps, lengths: FloatArray) -> Measured:
         """Return the measurements of steps, given the logarithms of their tokens."""
         measures = steps.measures
         # Garbage collection is left out, because only some frameworks count it as computing.
@@ -78,13 +81,13 @@ class Measured:
         collecting = measures["gc_ns"]
         parts = [median_of_rows(measures[name]) for name in _PARTS]
         more = np.maximum(collecting - parts[-1][:, None], 0)
-        known = np.isnan(tokens) | (tokens > 0)
+        has_tokens = np.isnan(tokens) | (tokens > 0)
         return cls(
             steps,
             ~np.isnan(measures["step_ns"]),
             np.log(np.where(own > 0, own, np.nan)),
             lengths,
-            middle if known.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
+            middle if has_tokens.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
             Stretch(
                 median_of_rows(measures["step_ns"]),
                 np.fmax.reduce(own + more, axis=1),
@@ -105,7 +108,7 @@ class Measured:
         )
 
 
-def own_computing(measures: Mapping[str, Float64]) -> Float64:
+def own_computing(measures: Mapping[str, FloatArray]) -> FloatArray:
     """Return computing without garbage collection; NaN if collection took more than half."""
     computing = measures["compute_ns"]
     own = computing - measures["gc_ns"]
@@ -135,13 +138,13 @@ class Subjects:
         A number for each host; -1 if unknown.
     """
 
-    ranks: Int64
-    stages: Int64
-    stage_of: Int64
-    host_of: Int64
+    ranks: IntArray
+    stages: IntArray
+    stage_of: IntArray
+    host_of: IntArray
 
     @classmethod
-    def of(cls, ranks: Int64, pp_ranks: Int64, hosts: Mapping[int, str]) -> Subjects:
+    def of(cls, ranks: IntArray, pp_ranks: IntArray, hosts: Mapping[int, str]) -> Subjects:
         """Return the subjects of a process group with the given ranks."""
         stages, stage_of = np.unique(pp_ranks, return_inverse=True)
         number = {name: index for index, name in enumerate(sorted(set(hosts.values())))}
@@ -168,11 +171,11 @@ class Subjects:
         """Return the columns of the ranks."""
         return slice(self.first_rank, self.number)
 
-    def members(self, stage: int) -> Int64:
+    def members(self, stage: int) -> IntArray:
         """Return the indices into `ranks` of the ranks of a stage, which is given by its index."""
         return np.flatnonzero(self.stage_of == stage)
 
-    def places_in(self, later: Subjects) -> Int64:
+    def places_in(self, later: Subjects) -> IntArray:
         """Return the column of each of these subjects in a later, larger group."""
         stages = np.searchsorted(later.stages, self.stages) + OF_JOB
         ranks = np.arange(len(self.ranks)) + later.first_rank

@@ -1,4 +1,7 @@
-"""Medians of the rows of arrays in which NaN marks missing values."""
+"""Medians of the rows of arrays in which NaN marks missing values.
+
+For the median of columns see `app.analysis.replay.robust_statistics.median_of_known`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Float64, Int64
+from app.analysis.quantities import FloatArray, IntArray
 
 _TWO: Final = 2
 
@@ -24,22 +27,29 @@ class Ordered:
         Number of values in each row that are not NaN; None if no value is NaN.
     """
 
-    values: Float64
-    ordered: Float64
-    count: Int64 | None
+    values: FloatArray
+    ordered: FloatArray
+    count: IntArray | None
 
     @classmethod
-    def of(cls, values: Float64) -> Ordered:
+    def of(cls, values: FloatArray) -> Ordered:
         """Return the values together with their sorted rows."""
         ordered = np.sort(values, axis=1)
-        return cls(values, ordered, _count(ordered))
+        if values.shape[1] and not np.isnan(ordered[:, -1]).any():
+            return cls(values, ordered, None)
+        return cls(values, ordered, np.count_nonzero(~np.isnan(ordered), axis=1))
 
-    def median(self) -> Float64:
+    def median(self) -> FloatArray:
         """Return the median of each row, without NaN, float64[rows]; NaN for empty rows."""
-        return _middle(self.ordered, self.count)
+        ordered, count, width = self.ordered, self.count, self.ordered.shape[1]
+        if count is None:
+            return np.asarray((ordered[:, (width - 1) // 2] + ordered[:, width // 2]) / 2)
+        rows = np.arange(len(ordered))
+        low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, width - 1)
+        return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2)
 
-    def median_of_others(self) -> Float64:
-        """Return for each value the median of the other values in its row; NaN without others."""
+    def median_of_others(self) -> FloatArray:
+        """Return for each value the median of the others in its row; NaN if there are none."""
         values, ordered = self.values, self.ordered
         width = values.shape[1]
         if width < _TWO:
@@ -65,7 +75,7 @@ class Ordered:
         return np.asarray(others)
 
 
-def median_of_rows(values: Float64) -> Float64:
+def median_of_rows(values: FloatArray) -> FloatArray:
     """Return the median of each row, without NaN, float64[rows]; NaN for empty rows.
 
     ``np.nanmedian`` is slow here: it loops over rows of more than 600 values.
@@ -82,8 +92,8 @@ def median_of_rows(values: Float64) -> Float64:
     return Ordered.of(values).median()
 
 
-def median_of_others(values: Float64) -> Float64:
-    """Return for each value the median of the other values in its row; NaN without others.
+def median_of_others(values: FloatArray) -> FloatArray:
+    """Return for each value the median of the other values in its row; NaN if there are none.
 
     Parameters
     ----------
@@ -97,37 +107,9 @@ def median_of_others(values: Float64) -> Float64:
     return Ordered.of(values).median_of_others()
 
 
-def median_of(values: Float64) -> float:
-    """Return the median of the values that are not NaN; NaN if there are none."""
-    if not len(values):
-        return float("nan")
-    ordered = np.sort(values)
-    return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
-
-
-def median_of_columns(values: Float64) -> Float64:
-    """Return the median of each column, without NaN, float64[columns]; NaN for empty columns."""
-    ordered = np.sort(values, axis=0).T
-    return _middle(ordered, _count(ordered))
-
-
-def _count(ordered: Float64) -> Int64 | None:
-    """Return the number of values in each sorted row; None if no row has a NaN."""
-    if ordered.shape[1] and not np.isnan(ordered[:, -1]).any():
-        return None
-    return np.asarray(np.count_nonzero(~np.isnan(ordered), axis=1))
-
-
-def _middle(ordered: Float64, count: Int64 | None) -> Float64:
-    width = ordered.shape[1]
-    if count is None:
-        return np.asarray((ordered[:, (width - 1) // 2] + ordered[:, width // 2]) / 2)
-    rows = np.arange(len(ordered))
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, width - 1)
-    return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2)
-
-
-def _odd(values: Float64, below: Float64, center: Float64, above: Float64) -> Float64:
+def _odd(
+    values: FloatArray, below: FloatArray, center: FloatArray, above: FloatArray
+) -> FloatArray:
     """Return for each value the median of the other values, for rows of odd length."""
     higher = np.where(values > center, (below + center) / 2, (below + above) / 2)
     return np.where(values < center, (center + above) / 2, higher)

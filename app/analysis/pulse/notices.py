@@ -12,17 +12,19 @@ class NoticeKind(StrEnum):
     """Kinds of notices."""
 
     SLOW_RANK = "slow_rank"
-    """Ranks compute slower than their peers and than they did."""
+    """Ranks compute slower than their peers, and slower than they did before."""
     SLOW_JOB = "slow_job"
     """Steps take longer, and no rank is to blame."""
     SPELLS = "spells"
-    """As `SLOW_RANK`, but it comes and goes; without ranks where another one is slow each time."""
+    """Ranks are slow in spells: they become slow and recover repeatedly. The notice has no ranks if
+    a different rank is slow each time.
+    """
     DRIFT = "drift"
-    """Computing or steps take steadily longer."""
+    """Computing of ranks, or the steps of the job, take steadily longer."""
     HANG = "hang"
-    """No step ends, and all processes are there."""
+    """No step ends, although all processes send heartbeats."""
     SILENT = "silent"
-    """Ranks whose process sends nothing any more, and no step ends."""
+    """No step ends, and the processes of some ranks send nothing any more."""
 
 
 class Part(StrEnum):
@@ -152,16 +154,16 @@ _REMEMBERED: Final = 16
 
 @dataclass(slots=True)
 class Ledger:
-    """The notices that may still change, and the changes since the last `take`.
+    """Notices that may still change, and the changes since the last `take`.
 
     Parameters
     ----------
     next_number : int
-        The two ledgers of a job count in twos, one even and one odd numbers.
+        Number of the next notice. A job has two ledgers, one with even and one with odd numbers.
     open, closed : dict of int to Notice
         Open notices, and the last cleared ones, by number.
     changed : dict of int to Notice or None
-        New and changed notices; None of a notice that was merged into another.
+        New and changed notices by number; None for a notice that was merged into another.
     """
 
     next_number: int = 0

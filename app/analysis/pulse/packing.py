@@ -10,7 +10,15 @@ from typing import Any, Final, Self
 import numpy as np
 import zstandard
 
-from app.analysis.pulse.columns import ARRAYS, MEASURES, NO_BEAT, Int64, Pulses, Steps, joined
+from app.analysis.pulse.columns import (
+    ARRAYS,
+    MEASURES,
+    NO_BEAT,
+    Pulses,
+    Steps,
+    joined,
+)
+from app.analysis.quantities import IntArray
 from app.errors import UnknownDocumentError
 
 VERSION: Final = 1
@@ -21,7 +29,7 @@ _HEAD_BYTES: Final = 4
 
 
 def pack(
-    columns: Mapping[str, Int64],
+    columns: Mapping[str, IntArray],
     *,
     steps: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
@@ -56,19 +64,19 @@ def pack(
     return zstandard.compress(body, _LEVEL)
 
 
-def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
+def unpack(body: bytes) -> tuple[dict[str, IntArray], dict[str, Any]]:
     """Return the columns and the JSON values that `pack` stored.
 
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     plain = zstandard.decompress(body)
     start = _HEAD_BYTES + int.from_bytes(plain[:_HEAD_BYTES], "little")
     head = json.loads(plain[_HEAD_BYTES:start])
     if head["version"] != VERSION:
-        message = f"what is kept of a pulse is of version {head['version']}, not {VERSION}"
+        message = f"the stored data of a pulse are of version {head['version']}, not {VERSION}"
         raise UnknownDocumentError(message)
     columns = {}
     for name, size, least, width, stepped in head["columns"]:
@@ -99,7 +107,7 @@ def from_block(body: bytes) -> Pulses:
     Raises
     ------
     UnknownDocumentError
-        It is of another version.
+        The block is of another version.
     """
     columns, more = unpack(body)
     return Pulses(**columns, phases=tuple(more["phases"]))
@@ -150,13 +158,13 @@ class Places:
         Host names, sorted.
     """
 
-    ranks: Int64
-    stages: Int64
-    host_of: Int64
+    ranks: IntArray
+    stages: IntArray
+    host_of: IntArray
     hosts: tuple[str, ...]
 
     @classmethod
-    def of(cls, ranks: Int64, stages: Int64, hosts: Mapping[int, str]) -> Self:
+    def of(cls, ranks: IntArray, stages: IntArray, hosts: Mapping[int, str]) -> Self:
         """Return the places of ranks, which may be given in any order."""
         order = np.argsort(ranks, kind="stable")
         names = tuple(sorted({hosts[rank] for rank in ranks.tolist() if rank in hosts}))
@@ -164,17 +172,17 @@ class Places:
         host_of = [number.get(hosts.get(rank, ""), UNKNOWN) for rank in ranks[order].tolist()]
         return cls(ranks[order], stages[order], np.array(host_of, np.int64), names)
 
-    def of_ranks(self, ranks: Int64) -> Places:
+    def of_ranks(self, ranks: IntArray) -> Places:
         """Return the places of the given ranks; `UNKNOWN` for ranks that have no place."""
         at = np.minimum(np.searchsorted(self.ranks, ranks), max(0, len(self.ranks) - 1))
         if not len(self.ranks):
             nowhere = np.full(len(ranks), UNKNOWN)
             return Places(ranks, nowhere, nowhere, ())
-        known = self.ranks[at] == ranks
+        has_place = self.ranks[at] == ranks
         return Places(
             ranks,
-            np.where(known, self.stages[at], UNKNOWN),
-            np.where(known, self.host_of[at], UNKNOWN),
+            np.where(has_place, self.stages[at], UNKNOWN),
+            np.where(has_place, self.host_of[at], UNKNOWN),
             self.hosts,
         )
 
@@ -185,12 +193,12 @@ class Places:
 
 
 def places_from(body: bytes | None) -> Places:
-    """Return the places that `Places.to_bytes` packed; None has no ranks.
+    """Return the places that `Places.to_bytes` packed; no ranks for None.
 
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     if body is None:
         none = np.empty(0, np.int64)

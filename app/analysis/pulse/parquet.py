@@ -31,12 +31,11 @@ from app.analysis.pulse.columns import (
     MOST_RANKS,
     NO_BEAT,
     UNKNOWN_COLUMN,
-    Bool,
-    Int64,
     Pulses,
     joined,
     usable,
 )
+from app.analysis.quantities import BoolArray, IntArray
 from app.errors import InvalidPulseError
 
 OUT_OF_ORDER: Final = "pulse.out_of_order"
@@ -90,9 +89,9 @@ class PulseFile:
             if not (types.is_string(text) or types.is_large_string(text) or types.is_null(text)):
                 message = f"phase of {self.path} holds {kind}, not texts"
                 raise InvalidPulseError(message, code="pulse.wrong_type")
-        known = {*KEYS, *MEASURES, *BEAT_COLUMNS}
+        names = {*KEYS, *MEASURES, *BEAT_COLUMNS}
         for name in schema.names:
-            if name not in known:
+            if name not in names:
                 self.counts[UNKNOWN_COLUMN] += 1
 
     def batches(self) -> Iterator[Pulses]:
@@ -154,7 +153,7 @@ class PulseFile:
             self._follow(order)
         return order
 
-    def _follow(self, order: _Order) -> Int64:
+    def _follow(self, order: _Order) -> IntArray:
         """Measure the lateness of all rows with `order`; return the ranks in the file."""
         ranks = np.empty(0, np.int64)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
@@ -174,57 +173,57 @@ class PulseFile:
 
 @dataclass(slots=True)
 class _Order:
-    """Lateness of the rows of a file, a sample of the rows' times, and the errors of clocks."""
+    """Lateness of a file's rows, a sample of their times, and the errors of the ranks' clocks."""
 
     rows: int = 0
     late_ns: int = 0
     late_rows: int = 0
     newest_ns: int = np.iinfo(np.int64).min
     stride: int = 1
-    sample: list[Int64] = field(default_factory=list)
+    sample: list[IntArray] = field(default_factory=list)
     first: dict[int, dict[int, int]] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def add(self, rank: Int64, step: Int64, time: Int64, is_step: Bool) -> None:
+    def add(self, rank: IntArray, step: IntArray, time: IntArray, is_step: BoolArray) -> None:
         """Store the ends of the first steps of each rank."""
-        for one in np.unique(rank).tolist():
-            if one not in self.first and len(self.first) >= MOST_RANKS:
+        for number in np.unique(rank).tolist():
+            if number not in self.first and len(self.first) >= MOST_RANKS:
                 continue
-            known = self.first.setdefault(one, {})
-            if len(known) < _COMPARED:
-                rows = np.flatnonzero((rank == one) & is_step)[: _COMPARED - len(known)]
+            ends = self.first.setdefault(number, {})
+            if len(ends) < _COMPARED:
+                rows = np.flatnonzero((rank == number) & is_step)[: _COMPARED - len(ends)]
                 for row in rows.tolist():
-                    known.setdefault(int(step[row]), int(time[row]))
+                    ends.setdefault(int(step[row]), int(time[row]))
 
-    def has_compared(self, ranks: Int64) -> bool:
+    def has_compared(self, ranks: IntArray) -> bool:
         """Return whether enough steps of all ranks are stored to compare their clocks."""
         return all(len(self.first.get(rank, ())) >= _COMPARED for rank in ranks.tolist())
 
     def compare(self) -> None:
         """Compute the errors of wrong clocks: the median distance from the median ends of steps."""
         by_step: dict[int, list[int]] = {}
-        for known in self.first.values():
-            for step, time in known.items():
+        for ends in self.first.values():
+            for step, time in ends.items():
                 by_step.setdefault(step, []).append(time)
         usual = {step: int(np.median(times)) for step, times in by_step.items() if len(times) > 2}  # noqa: PLR2004
-        for rank, known in self.first.items():
-            ahead = [time - usual[step] for step, time in known.items() if step in usual]
+        for rank, ends in self.first.items():
+            ahead = [time - usual[step] for step, time in ends.items() if step in usual]
             by = int(np.median(ahead)) if ahead else 0
             if abs(by) > _WRONG_CLOCK_NS:
                 self.offsets[rank] = by
 
-    def corrected(self, rank: Int64, time: Int64) -> Int64:
+    def corrected(self, rank: IntArray, time: IntArray) -> IntArray:
         """Return the times, corrected by the errors of the ranks' clocks."""
         if not self.offsets:
             return time
-        return time - np.array([self.offsets.get(one, 0) for one in rank.tolist()], np.int64)
+        return time - np.array([self.offsets.get(number, 0) for number in rank.tolist()], np.int64)
 
     def forget(self) -> None:
         """Reset the lateness, which was measured with uncorrected times."""
         self.rows, self.late_ns, self.late_rows = 0, 0, 0
         self.newest_ns, self.stride, self.sample = _Order().newest_ns, 1, []
 
-    def follow(self, times: Int64) -> None:
+    def follow(self, times: IntArray) -> None:
         """Measure the lateness of the next rows, and sample their times."""
         if not len(times):
             return
@@ -266,27 +265,27 @@ def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
     return usable(columns, phase, phases, counts, damaged)
 
 
-def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
+def _integers(column: pa.Array[Any]) -> tuple[IntArray, BoolArray]:
     """Return the values of a column, and a mask of the values that are not null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
     if pa.types.is_int64(column.type) and not column.null_count:
         return np.asarray(column), np.ones(len(column), np.bool_)
-    known = np.asarray(column.is_valid())
+    valid = np.asarray(column.is_valid())
     if pa.types.is_floating(column.type):
         plain = np.asarray(column.fill_null(0.0), np.float64)
         sound = np.isfinite(plain) & (np.abs(plain) < 2.0**63)
-        return np.where(sound, plain, 0).astype(np.int64), known & sound
+        return np.where(sound, plain, 0).astype(np.int64), valid & sound
     if pa.types.is_uint64(column.type):
         plain = np.asarray(column.fill_null(0))
         sound = plain < np.uint64(1 << 63)
-        return np.where(sound, plain, 0).astype(np.int64), known & sound
+        return np.where(sound, plain, 0).astype(np.int64), valid & sound
     if column.null_count:
         column = column.fill_null(0)
-    return np.asarray(column).astype(np.int64), known
+    return np.asarray(column).astype(np.int64), valid
 
 
-def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:
+def _phases(batch: pa.RecordBatch) -> tuple[IntArray, tuple[str, ...]]:
     if "phase" not in batch.schema.names:
         return np.full(len(batch), NO_BEAT), ()
     column: Any = batch.column("phase")

@@ -7,9 +7,12 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from app.analysis.pulse.columns import Float64, Int64, Steps
+from app.analysis.pulse.columns import (
+    Steps,
+)
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.packing import pack, unpack
+from app.analysis.quantities import FloatArray, IntArray
 
 # Durations are counted in logarithmic classes of this width, half a percent, so that quantiles are
 # exact to a quarter of a percent.
@@ -36,12 +39,12 @@ class Sums:
     tokens : int
         Tokens of all replicas.
     lost_ns : int
-        GPU-nanoseconds in which all ranks waited for the one that computes longest against its
-        peers.
+        GPU-nanoseconds in which all ranks waited for the rank that computes longest compared with
+        its peers.
     rank_ns : int
         GPU-nanoseconds of all steps.
     ranks, ratios, counted : int64[ranks]
-        Global ranks, rising; sum of their computing in thousandths of the median of their stage;
+        Global ranks, ascending; sum of their computing in thousandths of the median of their stage;
         and number of summed steps, 0 without peers.
     step_classes, step_counts : int64[classes]
         Logarithmic classes of the median step time, and number of steps in each.
@@ -55,13 +58,13 @@ class Sums:
     tokens: int
     lost_ns: int
     rank_ns: int
-    ranks: Int64
-    ratios: Int64
-    counted: Int64
-    step_classes: Int64
-    step_counts: Int64
-    compute_classes: Int64
-    compute_counts: Int64
+    ranks: IntArray
+    ratios: IntArray
+    counted: IntArray
+    step_classes: IntArray
+    step_counts: IntArray
+    compute_classes: IntArray
+    compute_counts: IntArray
 
     @classmethod
     def of(cls, steps: Steps, which: slice) -> Self:
@@ -74,8 +77,8 @@ class Sums:
         ratio, excess_ns = _against_peers(computing, steps.pp_ranks)
         lost_ns = np.minimum(excess_ns, median_ns) * np.count_nonzero(there, axis=1)
         present = there.any(axis=0)
-        known = ~np.isnan(ratio)
-        thousandths = np.rint(np.where(known, ratio, 0.0).sum(axis=0) * THOUSAND)
+        compared = ~np.isnan(ratio)
+        thousandths = np.rint(np.where(compared, ratio, 0.0).sum(axis=0) * THOUSAND)
         order = np.argsort(steps.ranks[present], kind="stable")
         # All ranks of a replica process the same tokens, so that these are counted once, by the
         # largest number that a rank of the replica sent.
@@ -94,7 +97,7 @@ class Sums:
             rank_ns=int(np.nansum(step_ns)),
             ranks=steps.ranks[present][order],
             ratios=thousandths.astype(np.int64)[present][order],
-            counted=np.count_nonzero(known, axis=0).astype(np.int64)[present][order],
+            counted=np.count_nonzero(compared, axis=0).astype(np.int64)[present][order],
             step_classes=step_classes,
             step_counts=step_counts,
             compute_classes=compute_classes,
@@ -150,7 +153,7 @@ class Sums:
         return _quantile(self.compute_classes, self.compute_counts, _HIGH)
 
     @property
-    def against_peers(self) -> Float64:
+    def against_peers(self) -> FloatArray:
         """Return each rank's mean ratio of computing to that of its peers; NaN without peers."""
         means = self.ratios / np.maximum(self.counted, 1) / THOUSAND
         return np.where(self.counted > 0, means, np.nan)
@@ -167,7 +170,7 @@ class Sums:
 
 
 _SCALARS: Final = tuple(field.name for field in fields(Sums) if field.type == "int")
-_ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.type == "Int64")
+_ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.name not in _SCALARS)
 
 
 def to_bytes(sums: Sums) -> bytes:
@@ -185,14 +188,14 @@ def from_bytes(body: bytes) -> Sums:
     Raises
     ------
     UnknownDocumentError
-        They are of another version.
+        The bytes are of another version.
     """
     columns, more = unpack(body)
     values: dict[str, Any] = {**more, **columns}
     return Sums(**values)
 
 
-def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]:
+def _against_peers(computing: FloatArray, stages: IntArray) -> tuple[FloatArray, FloatArray]:
     """Return computing as a ratio to the stage's median, and the largest excess in each step.
 
     Parameters
@@ -219,7 +222,7 @@ def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]
     return ratio, excess_ns
 
 
-def _classes(durations_ns: Float64) -> tuple[Int64, Int64]:
+def _classes(durations_ns: FloatArray) -> tuple[IntArray, IntArray]:
     """Return the logarithmic classes of durations, sorted, and the number of durations in each."""
     sound = durations_ns[durations_ns > 0]
     numbers = np.floor(np.log(sound) / _CLASS).astype(np.int64)
@@ -227,7 +230,9 @@ def _classes(durations_ns: Float64) -> tuple[Int64, Int64]:
     return classes, counts.astype(np.int64)
 
 
-def _added(left: tuple[Int64, ...], right: tuple[Int64, ...]) -> tuple[Int64, list[Int64]]:
+def _added(
+    left: tuple[IntArray, ...], right: tuple[IntArray, ...]
+) -> tuple[IntArray, list[IntArray]]:
     """Return the sorted keys of two tables (their first columns), and the sums of other columns."""
     if len(left[0]) == len(right[0]) and np.array_equal(left[0], right[0]):
         return left[0], [a + b for a, b in zip(left[1:], right[1:], strict=True)]
@@ -240,7 +245,7 @@ def _added(left: tuple[Int64, ...], right: tuple[Int64, ...]) -> tuple[Int64, li
     return keys, sums
 
 
-def _quantile(classes: Int64, counts: Int64, share: float) -> float:
+def _quantile(classes: IntArray, counts: IntArray, share: float) -> float:
     """Return the quantile `share` of counted durations, as the middle of its class; 0 if none."""
     if not len(classes):
         return 0.0

@@ -8,8 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Bool, Float64, Steps
+from app.analysis.pulse.columns import (
+    Steps,
+)
 from app.analysis.pulse.notices import Part, Stall
+from app.analysis.quantities import BoolArray, FloatArray
 
 # A step is a stall if it takes longer than this multiple of the usual step time.
 _LONG: Final = 1.3
@@ -51,7 +54,7 @@ class Stalls:
 
     counts: list[StallCount] = field(default_factory=list)
     seen: int = 0
-    # Number of consecutive long steps that end with the latest step.
+    # Number of consecutive long steps, of which the latest step is the last.
     run: int = 0
 
     def look(
@@ -59,19 +62,19 @@ class Stalls:
         steps: Steps,
         usual_ns: float,
         computing_ns: float,
-        parts_ns: Float64,
-        first: Bool,
+        parts_ns: FloatArray,
+        first: BoolArray,
     ) -> None:
         """Count the stalls among the given steps.
 
         Parameters
         ----------
         usual_ns, computing_ns : float
-            Usual step time, and usual longest computing in it; NaN while unknown.
+            Usual step time, and usual longest computing in a step; NaN while unknown.
         parts_ns : float64[4]
             Usual waiting, data loading, optimizer and garbage collection of a step.
         first : bool[steps]
-            The first steps of a group, which do not count.
+            Mask of the first steps of a group, which do not count.
         """
         self.seen += int((~first).sum())
         if np.isnan(usual_ns):

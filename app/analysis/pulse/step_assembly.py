@@ -1,9 +1,10 @@
-"""Assembly of the rows of single ranks into whole steps; implausible rows are dropped.
+"""Assembly of rows, each from a single rank, into whole steps; implausible rows are dropped.
 
-A step closes when every expected rank has sent its row, or when a later step of many ranks arrived
-long after its first row; missing ranks are then not awaited until they send again. Bodies hold
-many seconds, so that a row that was received late need not be late. Only the order of the rows
-decides: the result does not depend on batches.
+A step is whole when every expected rank has sent its row of the step. It also closes without the
+rows of missing ranks once many ranks have sent a later step for long enough; missing ranks are not
+expected again until they send. Ranks send rows of many seconds in one request, so a row that the
+server receives late is not necessarily late. The result depends only on the order of the rows, not
+on how they are cut into batches.
 """
 
 from __future__ import annotations
@@ -19,28 +20,27 @@ from app.analysis.pulse.columns import (
     MEASURES,
     MOST_RANKS,
     WAITS_NS,
-    Bool,
-    Float64,
-    Int64,
     Pulses,
     Steps,
 )
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 
-def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
+def highest_before(values: IntArray, whose: IntArray, earlier: IntArray) -> IntArray:
     """Return for each row the highest value in earlier rows of the same rank.
 
     Parameters
     ----------
     values, whose : int64[rows]
-        Values and the index of their rank, sorted by rank and in order within each.
+        Values, and the index of each value's rank; sorted by rank, in order of arrival within a
+        rank.
     known : int64[ranks]
         Highest value of each rank before these rows.
     """
-    levels, level = np.unique(np.concatenate([known, values]), return_inverse=True)
-    base, own = level[: len(known)], level[len(known) :]
-    # Add an offset by rank, so that each rank's values lie above those of all ranks before it and
-    # one running maximum serves all ranks.
+    levels, level = np.unique(np.concatenate([earlier, values]), return_inverse=True)
+    base, own = level[: len(earlier)], level[len(earlier) :]
+    # An offset by rank lifts each rank's values above those of all ranks before it, so that one
+    # running maximum serves all ranks.
     lift = whose * len(levels)
     so_far = np.maximum.accumulate(np.maximum(own, base[whose]) + lift) - lift
     starts = np.append(True, whose[1:] != whose[:-1])
@@ -48,7 +48,7 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     return np.asarray(levels[before])
 
 
-# A measure above a month, or a higher step number, is an error of the sender.
+# Limits of a duration (a month) and of a step number; a larger value is an error of the sender.
 _MOST_NS: Final = 31 * 86_400 * 1_000_000_000
 _LAST_STEP: Final = 1 << 53
 
@@ -57,12 +57,12 @@ TOO_LARGE: Final = "pulse.too_large"
 
 
 def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
-    """Return the rows whose numbers are within their valid ranges, and count the other rows.
+    """Return the rows whose numbers are in their valid ranges, and count the other rows.
 
     Parameters
     ----------
     rows : Pulses
-        Steps only, no beats.
+        Rows of ended steps, without heartbeats.
     """
     measures = [getattr(rows, name) for name in MEASURES]
     unsigned = [*measures, rows.rank, rows.step, rows.attempt, rows.dp_rank, rows.pp_rank]
@@ -84,21 +84,21 @@ def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
 
 # A step waits for its missing ranks until this many later steps have arrived.
 _WAITS_STEPS: Final = 2_048
-# Clients drop unsent rows after half a minute, so that a row this much older than the newest one
-# will not arrive any more.
+# Clients drop unsent rows after half a minute, so a row that is older than the newest row by more
+# than this will not arrive any more.
 _DROPPED_NS: Final = 40_000_000_000
 # A step is dropped if fewer than this share of the known ranks sent it.
 _MANY: Final = 0.25
-# Limits of memory: cells (steps × ranks) that are processed at once, and cells of steps that may
-# stay open.
+# Limits of memory, in cells (steps × ranks): cells that are processed at once, and cells of open
+# steps.
 _MOST_CELLS: Final = 2_000_000
 _MOST_OPEN: Final = 600_000
-# A new process group may begin only after this many rows a rank of the current group, and this many
-# rows in total, so that a few wrong rows do not begin one.
+# A new process group may begin only after this many rows per rank of the current group, and after
+# this many rows in total: a few wrong rows must not begin a group.
 _GROUP_ROWS: Final = (8, 512)
 _NEVER: Final = np.iinfo(np.int64).max
 _LOOK_AHEAD: Final = 64
-# Ranks are mapped to columns by a table if the highest rank is below this size, else by a search.
+# Highest rank up to which ranks are mapped to columns by a table; higher ranks by binary search.
 _TABLE: Final = 1 << 17
 
 OLD_ATTEMPT: Final = "pulse.old_attempt"
@@ -110,66 +110,68 @@ TOO_MANY_RANKS: Final = "pulse.too_many_ranks"
 INCOMPLETE: Final = "pulse.incomplete_step"
 
 
-def _none() -> Int64:
+def _none() -> IntArray:
     return np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
 class StepAssembler:
-    """Assembler of a job's steps that are still open; memory is bounded by the number of ranks.
+    """Assembler of a job's open steps, whose memory is bounded by the number of ranks.
 
     Parameters
     ----------
     ranks, dp_ranks, pp_ranks, joined : int64[ranks]
-        Known ranks of the process group, and the step at which each sent its first row.
+        Known ranks of the process group, and the step of each rank's first row.
     absent : bool[ranks]
-        Ranks that are not awaited.
+        Ranks for which steps do not wait.
     last_step, last_ns : int64[ranks]
-        Last step of each rank, and its end.
+        Last step of each rank, and the end of this step.
     changed : list of int
-        Indices of ranks that contradicted the group.
+        Indices of ranks whose rows contradicted the group.
     formed : bool
         Whether all ranks of the group are known.
     order, ended_ns, known_ns : int64[steps, ranks]
-        Number of the row in each open cell (-1: none), end of the step, and arrival of the row.
+        For each cell of the open steps: number of its row (-1: none), end of the step, and time at
+        which the row arrived.
     values : float64[measures, steps, ranks]
+        Measures of the open steps; NaN in cells without a row.
     """
 
     group: int = -1
     attempt: int = -1
-    ranks: Int64 = field(default_factory=_none)
-    dp_ranks: Int64 = field(default_factory=_none)
-    pp_ranks: Int64 = field(default_factory=_none)
-    joined: Int64 = field(default_factory=_none)
-    absent: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    last_step: Int64 = field(default_factory=_none)
-    last_ns: Int64 = field(default_factory=_none)
+    ranks: IntArray = field(default_factory=_none)
+    dp_ranks: IntArray = field(default_factory=_none)
+    pp_ranks: IntArray = field(default_factory=_none)
+    joined: IntArray = field(default_factory=_none)
+    absent: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))
+    last_step: IntArray = field(default_factory=_none)
+    last_ns: IntArray = field(default_factory=_none)
     changed: list[int] = field(default_factory=list)
     last_closed: int = -1
     formed: bool = False
     rows: int = 0
     group_rows: int = 0
-    steps: Int64 = field(default_factory=_none)
-    first_ns: Int64 = field(default_factory=_none)
-    order: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    ended_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    known_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    values: Float64 = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
+    steps: IntArray = field(default_factory=_none)
+    first_ns: IntArray = field(default_factory=_none)
+    order: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    ended_ns: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    known_ns: IntArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    values: FloatArray = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
     counts: Counter[str] = field(default_factory=Counter)
     waits_ns: int = WAITS_NS
 
     def __post_init__(self) -> None:
-        """Set missing arrival times, for a state that was stored by an earlier version."""
+        """Use the ends of steps as arrival times if a state of an earlier version has none."""
         if self.known_ns.shape != self.ended_ns.shape:
             self.known_ns = self.ended_ns.copy()
 
     def add(self, rows: Pulses, waits_ns: int = WAITS_NS) -> Iterator[Steps]:
-        """Add rows of ended steps (not beats), and yield the steps that these rows complete.
+        """Add rows of ended steps (not heartbeats), and yield the steps that these rows complete.
 
         Parameters
         ----------
         waits_ns : int
-            How long a step waits for missing ranks.
+            Time for which a step waits for missing ranks.
         """
         self.waits_ns = waits_ns
         rows = sound(rows, self.counts)
@@ -196,10 +198,10 @@ class StepAssembler:
                 now = rest
 
     def close_all(self) -> Iterator[Steps]:
-        """Yield all open steps, whether complete or not."""
+        """Yield all open steps, complete or not, and forget them."""
         yield from self._flush()
 
-    def _count(self, code: str, rows: Bool) -> None:
+    def _count(self, code: str, rows: BoolArray) -> None:
         number = int(np.count_nonzero(rows))
         if number:
             self.counts[code] += number
@@ -212,9 +214,9 @@ class StepAssembler:
         self.counts, self.group, self.rows, self.attempt = counts, group + 1, seen, attempt
 
     def _of_group(self, rows: Pulses) -> tuple[Pulses, Pulses | None]:
-        """Return the rows of the current process group, and the rows from the start of the next on.
+        """Return the rows of the current process group, and the rows from the next group on.
 
-        Rows that contradict the group are dropped.
+        Rows that contradict the current group are dropped and counted.
         """
         rows = self._known(rows)
         place = self._places(rows.rank)
@@ -223,8 +225,8 @@ class StepAssembler:
         odd = moved | repeated
         if not odd.any():
             return rows, None
-        # A single rank may report wrong parallel ranks by mistake; two such ranks begin a new
-        # process group.
+        # One rank may report wrong parallel ranks by mistake; two such ranks begin a new process
+        # group.
         needed = min(2, len(self.ranks))
         at = np.flatnonzero(odd)
         _, firsts = np.unique(place[at], return_index=True)
@@ -267,7 +269,7 @@ class StepAssembler:
             self.values = np.pad(self.values, ((0, 0), (0, 0), (0, size)), constant_values=np.nan)
         return rows
 
-    def _places(self, ranks: Int64) -> Int64:
+    def _places(self, ranks: IntArray) -> IntArray:
         highest = int(self.ranks.max())
         if highest < _TABLE:
             table = np.empty(highest + 1, np.int64)
@@ -276,10 +278,9 @@ class StepAssembler:
         order = np.argsort(self.ranks)
         return np.asarray(order[np.searchsorted(self.ranks, ranks, sorter=order)])
 
-    def _repeated(self, rows: Pulses, place: Int64) -> Bool:
+    def _repeated(self, rows: Pulses, place: IntArray) -> BoolArray:
         """Return which rows repeat, at a later time, a step that the same rank had ended before."""
-        # Convert to 16 bits, because NumPy sorts 16-bit integers by radix sort, which is several
-        # times as fast.
+        # NumPy sorts 16-bit integers by radix sort, several times as fast as wider ones.
         order = np.argsort(place.astype(np.int16), kind="stable")
         whose, steps = place[order], rows.step[order]
         starts = np.append(True, whose[1:] != whose[:-1])
@@ -293,7 +294,7 @@ class StepAssembler:
         return repeated
 
     def _pieces(self, rows: Pulses) -> Iterator[Pulses]:
-        """Yield the rows in pieces whose cells are within the limit of memory."""
+        """Yield the rows in pieces whose number of cells is within the limit of memory."""
         if not len(rows):
             return
         cells = (len(_distinct(rows.step)) + len(self.steps)) * len(self.ranks)
@@ -320,7 +321,7 @@ class StepAssembler:
         self._widen(_distinct(rows.step))
         gapless = self.steps[-1] - self.steps[0] == len(self.steps) - 1
         at = rows.step - self.steps[0] if gapless else np.searchsorted(self.steps, rows.step)
-        # If several rows belong to the same cell, only the first row is used.
+        # Of several rows in one cell only the first counts.
         cells = at * len(self.ranks) + place
         taken = np.take(self.order, cells) < 0
         if (cells[1:] <= cells[:-1]).any():
@@ -345,7 +346,7 @@ class StepAssembler:
         if excess > 0:
             yield from self._flush(excess)
 
-    def _widen(self, steps: Int64) -> None:
+    def _widen(self, steps: IntArray) -> None:
         """Grow the arrays of the open steps to include new step numbers."""
         every = np.union1d(self.steps, steps)
         if len(every) == len(self.steps):
@@ -353,11 +354,11 @@ class StepAssembler:
         at = np.searchsorted(every, self.steps)
         shape = (len(every), len(self.ranks))
         order = np.full(shape, -1, np.int64)
-        ended, known = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        ended, arrived = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         values = np.full((len(MEASURES), *shape), np.nan)
         first = np.full(len(every), -1, np.int64)
         order[at], ended[at], first[at] = self.order, self.ended_ns, self.first_ns
-        known[at], self.known_ns = self.known_ns, known
+        arrived[at], self.known_ns = self.known_ns, arrived
         values[:, at] = self.values
         self.steps, self.order, self.ended_ns, self.values = every, order, ended, values
         self.first_ns = first
@@ -380,8 +381,8 @@ class StepAssembler:
             )
             open_ = np.flatnonzero(when == _NEVER)
             count = int(open_[0]) if len(open_) else len(when)
-            # The set of expected ranks changes at a step in which a rank is missing, or in which a
-            # missing rank returns.
+            # The set of expected ranks changes at a step in which a rank is missing, and at a step
+            # in which a missing rank returns.
             back = (there & self.absent & (order <= when[:, None])).any(axis=1)
             changes = np.flatnonzero((lagging | back)[:count])
             count = int(changes[0]) + 1 if len(changes) else count
@@ -405,13 +406,13 @@ class StepAssembler:
                 self.absent &= ~present
             start += count
             # The window doubles while the set of expected ranks is unchanged; each change restarts
-            # the search with a small window.
+            # with a small window.
             ahead = _LOOK_AHEAD if len(changes) else 2 * ahead
         if start:
             yield from self._taken(np.concatenate(closed_at), np.concatenate(closed_ns))
 
-    def _lags(self) -> tuple[Int64, Int64]:
-        """Return the number and the time of the row at which each step stops waiting."""
+    def _lags(self) -> tuple[IntArray, IntArray]:
+        """Return the number and the end time of the row at which each step stops waiting."""
         many = max(1, int(np.ceil(_MANY * len(self.ranks))))
         there = np.where(self.order >= 0, self.order, _NEVER)
         arrived = np.partition(there, many - 1, axis=1)[:, many - 1]
@@ -421,7 +422,7 @@ class StepAssembler:
             for times in (self.known_ns, self.ended_ns)
         )
         began_ns = np.where(self.order >= 0, self.ended_ns, _NEVER - _DROPPED_NS).min(axis=1)
-        # A later step counts as arrived from the row on with which enough ranks have ended it.
+        # A later step counts as arrived from the row by which enough ranks have ended it.
         first = np.minimum(
             np.searchsorted(np.maximum.accumulate(known_ns), self.first_ns + self.waits_ns),
             np.searchsorted(np.maximum.accumulate(at_ns), began_ns + _DROPPED_NS),
@@ -441,12 +442,12 @@ class StepAssembler:
             end = np.where(self.order[:number] >= 0, self.ended_ns[:number], -1).max(axis=1)
             yield from self._taken(np.arange(number), end)
 
-    def _taken(self, at: Int64, closed_ns: Int64) -> Iterator[Steps]:
-        """Remove the first steps, and yield those that enough ranks sent."""
+    def _taken(self, at: IntArray, closed_ns: IntArray) -> Iterator[Steps]:
+        """Remove the first open steps, and yield those that enough ranks sent."""
         count = len(at)
         there = self.order[:count] >= 0
         enough = there.sum(axis=1) >= _MANY * len(self.ranks)
-        kept: slice | Bool = slice(None)
+        kept: slice | BoolArray = slice(None)
         if not enough.all():
             self.counts[INCOMPLETE] += int((~enough).sum())
             kept = enough
@@ -470,7 +471,7 @@ class StepAssembler:
             yield steps
 
 
-def _distinct(steps: Int64) -> Int64:
+def _distinct(steps: IntArray) -> IntArray:
     """Return the distinct step numbers, sorted; fast for input that is mostly sorted."""
     if (steps[1:] < steps[:-1]).any():
         return np.unique(steps)

@@ -7,7 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import NO_BEAT, Float64, Int64, Pulses
+from app.analysis.pulse.columns import (
+    NO_BEAT,
+    Pulses,
+)
+from app.analysis.quantities import FloatArray, IntArray
 
 # Number of latest steps whose times are kept.
 _KEPT: Final = 512
@@ -29,9 +33,9 @@ class Pace:
         Mean step time of these ranks, nanoseconds.
     """
 
-    steps: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    step_ns: Float64 = field(default_factory=lambda: np.zeros(0, np.float64))
-    rows: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    steps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    step_ns: FloatArray = field(default_factory=lambda: np.zeros(0, np.float64))
+    rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def advance(self, pulses: Pulses) -> Pace:
         """Add the step times in rows, and return the pace of these rows alone."""
@@ -57,7 +61,7 @@ class Pace:
         Returns
         -------
         float or None
-            Nanoseconds; None of fewer than eight steps.
+            Nanoseconds; None for fewer than eight steps.
         """
         start = 0 if first is None else int(np.searchsorted(self.steps, first))
         stop = len(self.steps) if end is None else int(np.searchsorted(self.steps, end))
@@ -65,7 +69,7 @@ class Pace:
         return float(_without_stalls(times_ns).mean()) if len(times_ns) >= FEWEST else None
 
     def lost_ns(self, first: int, baseline_ns: float, end: int | None = None) -> float:
-        """Return the GPU-nanoseconds above `baseline_ns` a step in steps `first` to `end` - 1."""
+        """Return the GPU-nanoseconds over `baseline_ns` in steps `first` to `end` - 1."""
         counts = self.steps >= first
         if end is not None:
             counts &= self.steps < end
@@ -91,7 +95,7 @@ class Pace:
         return cls(steps.astype(np.int64), step_ns.astype(np.float64), rows.astype(np.int64))
 
 
-def _without_stalls(times_ns: Float64) -> Float64:
+def _without_stalls(times_ns: FloatArray) -> FloatArray:
     """Return step times in which the median replaces stalls."""
     typical = float(np.median(times_ns))
     return np.where(times_ns > _STALL * typical, typical, times_ns)

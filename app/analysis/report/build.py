@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.arrivals.build import arrivals_of
 from app.analysis.budget.split import Budget, budget_of, split
@@ -23,10 +22,10 @@ from app.analysis.diagnosis.recorded_lengths import slow_together
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.fixes import Fix
 from app.analysis.mitigation.tensor.session_advice import advise_session, fix_of
+from app.analysis.quantities import FloatArray, SingleArray
 from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import (
     Contribution,
     Metrics,
@@ -80,7 +79,7 @@ class Analysis:
     report: Report
     # shape (steps, dp, pp): exact S_w, the slowdown of each step of ``report.steps.analyzed`` if
     # only this worker kept its recorded durations
-    heatmaps: NDArray[np.float32]
+    heatmaps: SingleArray
 
 
 def analyze(

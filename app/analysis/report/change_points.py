@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from app.analysis.quantities import FloatArray
 
 FEWEST: Final = 3  # sessions on each side of a lasting change
 FALSE_ALARMS: Final = 0.01  # probability of a change in a series without one
@@ -27,8 +28,6 @@ _SHORTER: Final = math.sqrt(2)  # ratio of the lengths of successive windows
 # direction: two slow sessions of three are no lasting change.
 _APART: Final = 0.85
 _MOST_ALIKE: Final = 0.9  # highest autocorrelation
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Lasting:
         return self.after / self.before - 1
 
 
-def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Lasting, ...]:
+def lasting_changes(values: Sequence[float] | FloatArray) -> tuple[Lasting, ...]:
     """Return the lasting changes of a series, the earliest first.
 
     Parameters

@@ -10,8 +10,11 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import NS, BoolArray, FloatArray, SingleArray
 from app.analysis.replay.engine.replay import IDEAL, ArrayReplay, Batch, Block, without_transfers
-from app.analysis.replay.layout.dense import FloatArray, Nodes
+from app.analysis.replay.layout.dense import (
+    Nodes,
+)
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.session import Replayed, ShapeGroup, prepare_replay
 from app.analysis.trace import model as ops
@@ -23,7 +26,7 @@ HEATMAP_SCALE: Final = 10_000
 HEATMAP_TOP: Final = 65_534  # 65,535 once stood for an unknown value
 
 
-def mean_heatmap(heatmaps: NDArray[np.float32]) -> NDArray[np.float32]:
+def mean_heatmap(heatmaps: SingleArray) -> SingleArray:
     """Return the mean heatmap over the steps.
 
     Parameters
@@ -41,16 +44,15 @@ def mean_heatmap(heatmaps: NDArray[np.float32]) -> NDArray[np.float32]:
     array([[1.5, 1.5]], dtype=float32)
     """
     # Summed in float64, as float32 sums of hundreds of steps lose digits.
-    return cast("NDArray[np.float32]", heatmaps.mean(axis=0, dtype=np.float64).astype(np.float32))
+    return cast("SingleArray", heatmaps.mean(axis=0, dtype=np.float64).astype(np.float32))
 
 
-def encode_heatmap(values: NDArray[np.float32]) -> bytes:
+def encode_heatmap(values: SingleArray) -> bytes:
     """Return slowdowns as little-endian uint16, row by row."""
     scaled = np.rint(values.astype(np.float64) * HEATMAP_SCALE)
     return np.clip(scaled, 0, HEATMAP_TOP).astype("<u2").tobytes()
 
 
-NS: Final = 1e-9
 US_PER_NS: Final = 1e-3
 IDEAL_PROCESS: Final = 1_000_000  # process id in Perfetto of the ideal step
 
@@ -100,7 +102,7 @@ class Timeline:
     begin_ns: FloatArray
     end_ns: FloatArray
     ratio: FloatArray
-    runs: NDArray[np.bool_]
+    runs: BoolArray
     ideal: Lanes
     recorded_s: float
     ideal_s: float
@@ -205,7 +207,7 @@ def _lanes(
     nodes: Nodes,
     dp_ranks: Sequence[int],
     times: tuple[FloatArray, ...],
-    runs: NDArray[np.bool_],
+    runs: BoolArray,
 ) -> Lanes:
     """Return the operations as `Lanes`; `times` are launch, begin, end, ratio (nodes, DP ranks)."""
     node, place = np.nonzero(runs)

@@ -22,14 +22,14 @@ CountByCell: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Recreated:
-    """Operations that the recorder lost and that were re-created from their neighbors."""
+    """Operations that the recorder lost and that were re-created from neighboring operations."""
 
     operations: int
-    """How many."""
+    """Number of re-created operations."""
     by_optype: dict[str, int]
-    """How many of each operation type; those without any have no key."""
+    """Number of re-created operations by operation type; types without any have no key."""
     by_worker: CountByCell
-    """How many on each worker, [dp][pp]."""
+    """Number of re-created operations on each worker, [dp][pp]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class ChunkProducer:
     """Counts of the chunks that a producer sent."""
 
     producer: str
-    """Its name."""
+    """Name of the producer."""
     chunks: int
-    """How many of each it sent."""
+    """Number of chunks that the producer sent."""
     operations: int
-    """How many of each it sent."""
+    """Number of operations that the producer sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class EndedEarly:
     """A producer that sent no last chunk, such as a process that was killed."""
 
     producer: str
-    """Its name."""
+    """Name of the producer."""
     last_step: int | None
-    """The last step that it sent; None where it sent nothing."""
+    """Last step that the producer sent; None if it sent no step."""
 
     @property
     def words(self) -> str:
@@ -66,11 +66,11 @@ class RepeatedChunk:
     """A chunk whose operations were sent twice."""
 
     producer: str
-    """Who sent it."""
+    """Name of the producer that sent the chunk."""
     chunk: int
-    """Its number."""
+    """Number of the chunk."""
     operations: int
-    """Its operations that had been received before and were dropped."""
+    """Number of the chunk's operations that had been received before and were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class DroppedOperations:
     """Operations that were received twice."""
 
     operations: int
-    """How many were dropped."""
+    """Number of dropped operations."""
     chunks: tuple[RepeatedChunk, ...]
-    """The chunks that contained them."""
+    """Chunks that contained the dropped operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,17 @@ class Chunks:
     """The chunks of a session, accepted and refused."""
 
     chunks: int
-    """How many were accepted."""
+    """Number of accepted chunks."""
     producers: tuple[ChunkProducer, ...]
-    """By name."""
+    """Producers of the chunks, by name."""
     sealed_by: Literal["request", "final", "silence"]
-    """What ended the session: a request, the last producer's last chunk, or that no more came."""
+    """Event that ended the session: a request, the last producer's last chunk, or silence of all
+    producers.
+    """
     refused_chunks: int
-    """How many were refused."""
+    """Number of refused chunks."""
     refused_bytes: int
-    """Their size."""
+    """Size of the refused chunks, bytes."""
     dropped: DroppedOperations
     """Operations that were received twice."""
     ended_early: tuple[EndedEarly, ...] = field(default=(), metadata=OMITTED)
@@ -108,14 +110,18 @@ class MissingWorker:
     """A worker that recorded nothing: the replay has a typical worker in its place."""
 
     worker: Worker
-    """Its place: (DP rank, stage)."""
+    """Place of the worker: (DP rank, stage)."""
     rank: int
-    """Its global rank, by the numbers of the others."""
+    """Global rank of the worker, inferred from the numbers of the other ranks."""
     awaited_s: float | None
-    """What of a mean step the other DP ranks of its stage pass together in collectives, seconds:
-    the transfers, and the wait for it where it came last. None where no collective is recorded."""
+    """Time of a mean step that the other DP ranks of the worker's stage spend together in
+    collectives, seconds: transfers, and waiting for this worker where it came last. None if no
+    collective is recorded.
+    """
     came_last: tuple[int, ...]
-    """Steps in which such a collective took far longer than in most: it came last there."""
+    """Steps in which a collective of the worker's stage took far longer than in most steps, so that
+    the worker came last.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,38 +129,42 @@ class Coverage:
     """The part of the session that was received, repaired or excluded."""
 
     ranks_expected: int
-    """Workers of the job."""
+    """Number of workers of the job."""
     ranks_present: int
-    """Those of them that were recorded."""
+    """Number of workers that were recorded."""
     operations: int
-    """Operations of the trace."""
+    """Number of operations of the trace."""
     operations_replayed: int
-    """Operations that the replay runs, re-created ones included."""
+    """Number of operations that the replay runs, including re-created operations."""
     recreated: Recreated
     """Operations that were re-created."""
     unknown_op_types: dict[str, int]
-    """Operations of unknown types, by type. Collectives within a worker, and of ranks that share
-    experts, are not replayed, but the diagnosis uses them."""
+    """Number of operations of unknown types, by type. Collectives within a worker, and of ranks
+    that share experts, are not replayed, but the diagnosis uses them.
+    """
     unanswered: dict[str, int]
-    """Sends without receives that were excluded, by operation type."""
+    """Number of excluded sends without a receive, by operation type."""
     absent_op_types: tuple[str, ...]
-    """Types that the replay knows and of which the trace has none."""
+    """Operation types that the replay supports and the trace lacks."""
     clamped_transfers: int
-    """Transfers whose duration came out below -10 ms and counts as 0."""
+    """Number of transfers whose computed duration was below -10 ms and counts as 0."""
     clamped_launch_delays: int
-    """Launch delays of -10 ms or below, which count as 0."""
+    """Number of launch delays of at most -10 ms, which count as 0."""
     chunks: Chunks | None = field(default=None, metadata=OMITTED)
-    """Its chunks; no key where it was sent in one body."""
+    """Chunks of the session; no key if it was sent in one body."""
     copies: int = field(default=0, metadata=OMITTED)
-    """Operations that were in the recording twice and were dropped once; no key where there are
-    none. Those in two chunks are counted in `chunks`."""
+    """Number of operations that were recorded twice and dropped once; no key if there are none.
+    Operations that were sent in two chunks are counted in `chunks`.
+    """
     impossible_durations: tuple[ImpossibleDuration, ...] = field(default=(), metadata=OMITTED)
-    """Operations that cannot have taken as long as was recorded: what waits for them on the same
-    rank began long before. They count with what they usually take; no key where there are none."""
+    """Operations that cannot have taken as long as recorded, because operations that wait for them
+    on the same rank began long before their end. They count with their usual duration; no key if
+    there are none.
+    """
     missing: tuple[MissingWorker, ...] = field(default=(), metadata=OMITTED)
-    """Workers that were not recorded; no key where all were."""
+    """Workers that recorded nothing; no key if all workers were recorded."""
     unmapped: tuple[Unmapped, ...] = field(default=(), metadata=OMITTED)
-    """Parts of another program's recording that are no operation; no key where there are none."""
+    """Parts of another program's recording that are not operations; no key if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +174,26 @@ class Clocks:
     aligned: bool
     """Whether starts were shifted by the offsets before the replay."""
     absolute: bool
-    """Whether starts are readings of host clocks; if not, they count from each step."""
+    """Whether starts are readings of host clocks; otherwise they count from the start of each step.
+    """
     offsets_ns: ByCell
-    """How far each worker's clock is ahead of the common one, ns, [dp][pp]."""
+    """Time by which each worker's clock is ahead of the common clock, ns, [dp][pp]."""
     residual_ns: ByCell
-    """How far simultaneous ends still differ after alignment, ns, [dp][pp]."""
+    """Remaining difference of simultaneous ends after alignment, ns, [dp][pp]."""
     drift_ppm: ByCell | None
-    """Drift of each clock, parts in a million, [dp][pp]; None where starts count from each step."""
+    """Drift of each worker's clock, parts per million, [dp][pp]; None if starts count from each
+    step.
+    """
     unconnected: tuple[Worker, ...]
-    """One worker of each group of ranks that no recorded communication connects with the rest: (DP
-    rank, stage)."""
+    """A worker of each group of ranks that no recorded communication connects with the other ranks:
+    (DP rank, stage).
+    """
     warnings: tuple[str, ...]
-    """Sentences."""
+    """Warnings about clocks, as sentences."""
     settings: tuple[ClockStep, ...] = field(default=(), metadata=OMITTED)
-    """Clocks that were set between two steps; starts count as if they had not been. No key where
-    there are none."""
+    """Clocks that were set between two steps; starts are corrected as if they had not been set. No
+    key if there are none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +201,11 @@ class LateWorker:
     """A worker that launches operations late."""
 
     worker: Worker
-    """Its place: (DP rank, stage)."""
+    """Place of the worker: (DP rank, stage)."""
     share: float
-    """What its late launches alone add to a step, as a share of the recorded step time."""
+    """Time that this worker's late launches alone add to a step, as a share of the recorded step
+    time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,29 +213,32 @@ class LateOpType:
     """An operation type that is launched late."""
 
     op_type: str
-    """Its name."""
+    """Name of the operation type."""
     share: float
-    """What its late launches add to a step, as a share of the recorded step time."""
+    """Time that late launches of this type add to a step, as a share of the recorded step time."""
     workers: tuple[LateWorker, ...]
-    """Those that do so most, the latest first."""
+    """Workers whose late launches of this type add most, the latest worker first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeAdaptation:
-    """A way in which the replay follows this job and departs from the paper's dependency model."""
+    """Deviation of the replay from the paper's dependency model, by which it follows this job."""
 
     adaptation: str
-    """Its name, such as ``blocking_transfers``."""
+    """Name of the adaptation, such as ``blocking_transfers``."""
     sentence: str
-    """What the job does, in words."""
+    """Behavior of the job that the adaptation models, as a sentence."""
     where: tuple[str, ...]
-    """Where in the job: op types and stages, links, microbatches."""
+    """Operation types and stages, links or microbatches that the adaptation concerns."""
     confidence: float
-    """Share of the cases looked at that show it, 0 to 1."""
+    """Share of the examined cases that show the behavior, 0 to 1."""
     discrepancy_before: float | None
-    """Without it and with it; None where it is made on its sign alone."""
+    """Discrepancy of the replay without the adaptation; None if its sign alone is enough to make
+    it.
+    """
     discrepancy_after: float | None
-    """Without it and with it; None where it is made on its sign alone."""
+    """Discrepancy of the replay with the adaptation; None if its sign alone is enough to make it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +246,19 @@ class Fidelity:
     """Whether the replay is close enough to the recording (paper, section 6)."""
 
     discrepancy: float
-    """Mean recorded step time ÷ simulated step time - 1, its absolute value."""
+    """|mean recorded step time ÷ mean simulated step time - 1|."""
     limit: float
-    """A discrepancy above it withholds the verdict."""
+    """Discrepancy above which the verdict is withheld."""
     verdict: bool
-    """Whether there is one."""
+    """Whether the report has a verdict."""
     reason: str | None
-    """Why there is none, in words."""
+    """Reason why the verdict is withheld, in words; None if it is not."""
     adaptations: tuple[MadeAdaptation, ...]
     """Adaptations of the replay to the recording, in the order of their trial."""
     late_launches: tuple[LateOpType, ...]
-    """Late launches that the replay does not account for; empty where there is a verdict."""
+    """Late launches that the replay does not reproduce; empty if the report has a verdict."""
     replayed: bool = field(default=True, metadata=OMITTED)
-    """False where operations cannot be replayed: each rank's step is then one computation, and the
+    """False if operations cannot be replayed. Then each rank's step is one computation, and the
     slowdowns say nothing of stragglers, but `Report.arrivals` and `Report.breakdown` do. No key
-    where operations are replayed."""
+    if operations are replayed.
+    """

@@ -48,26 +48,27 @@ class NamedCause:
     """A cause of the lost time."""
 
     cause: str
-    """Its name, such as ``slow_worker``; ``unknown`` for the remainder."""
+    """Name of the cause, such as ``slow_worker``; ``unknown`` for the unexplained remainder."""
     contribution: float | None
-    """Its fair share of the lost time, within steps and between them; None for an alternative of
-    the cause before it, which has the share of both."""
+    """Fair share of the lost time within and between steps (Shapley value); None for an alternative
+    of the previous cause, whose share covers both.
+    """
     cost_s: float | None
-    """That share, seconds of a mean step with the gap before it."""
+    """Time lost to the cause in a mean step with the gap before it, seconds."""
     confidence: float | None
     """Confidence that the cause is present, 0 to 1; None for ``unknown``."""
     evidence: tuple[str, ...]
-    """Sentences."""
+    """Evidence of the cause, as sentences."""
     views: tuple[View | None, ...]
-    """For each sentence the view of the session's page that shows it."""
+    """View of the session's page that shows the evidence, for each sentence."""
     where: Where
-    """Its places."""
+    """Places of the cause in the job."""
     figure: FigureData | None
-    """The data of its small figure."""
+    """Data of the cause's figure."""
     runner_up: str | None
-    """The next best explanation: the name of a cause."""
+    """Name of the cause that is the next best explanation."""
     between_s: float = field(default=0.0, metadata=OMITTED)
-    """The part of `cost_s` between steps; no key where there is none."""
+    """Part of `cost_s` between steps; no key if it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +76,31 @@ class UnjudgedCause:
     """A cause that this session cannot show, with the reason."""
 
     cause: str
-    """Its name."""
+    """Name of the cause."""
     reason: str
-    """What is missing, in words."""
+    """Reason in words: the data that the session lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisSummary:
-    """Results of the diagnosis other than the causes."""
+    """Results of the diagnosis other than the named causes."""
 
     ruled_out: tuple[str, ...]
-    """Causes without a sign in the data, or with next to no cost."""
+    """Names of causes without a sign in the data, or with nearly no cost."""
     cannot_judge: tuple[UnjudgedCause, ...]
-    """Causes that the session cannot show."""
+    """Causes that the session lacks the data to judge."""
     lost_s: float
-    """Lost time of a mean step, seconds, with late launches of causes, without gaps of steps."""
+    """Lost time of a mean step, seconds, with the late launches of causes, without gaps between
+    steps.
+    """
     slowdown: float
-    """Step time ÷ step time without the loss: S if no launches are late, corrected where the ideal
-    contains the straggler."""
+    """Step time ÷ step time without the loss: S if no launches are late, corrected if the ideal
+    contains the straggler.
+    """
     turn_s: float = field(default=0.0, metadata=OMITTED)
-    """Mean step with the gap before it, seconds, of steps that follow a recorded one; no key where
-    there are none."""
+    """Mean time of a step with the gap before it, seconds, over steps that follow a recorded step;
+    no key if there are none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +108,25 @@ class Recommendation:
     """A fix and its gain predicted by a replay."""
 
     action: str
-    """A code, such as ``replace_worker``."""
+    """Stable code of the fix, such as ``replace_worker``."""
     title: str
-    """The change in words."""
+    """Fix in words."""
     predicted_step_time: float
     """Mean step time with the fix, seconds."""
     predicted_gain: float
-    """The share of today's step time that it saves."""
+    """Share of today's step time that the fix saves."""
     detail: str
-    """How the fix was replayed."""
+    """Description of the replay of the fix."""
     cause: str | None = field(default=None, metadata=OMITTED)
-    """The cause that the fix removes; None where it removes none."""
+    """Name of the cause that the fix removes; None if it removes none."""
     at_most: bool = field(default=False, metadata=OMITTED)
-    """Whether the gain is an upper bound; `detail` then says what is unknown."""
+    """Whether the gain is an upper bound; then `detail` states what is unknown."""
     division: Division | None = field(default=None, metadata=OMITTED)
-    """The division of the layers, where that is the fix."""
+    """Division of the layers, if this is the fix."""
     collections: PlannedCollections | None = field(default=None, metadata=OMITTED)
-    """The steps in which all workers collect garbage, where that is the fix."""
+    """Steps in which all workers collect garbage, if this is the fix."""
     balancing: Balancing | None = field(default=None, metadata=OMITTED)
-    """The division of sequences over DP ranks and microbatches, where that is the fix."""
+    """Division of sequences over DP ranks and microbatches, if this is the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +134,11 @@ class StepTimes:
     """The duration of each analyzed step."""
 
     recorded: Numbers
-    """From the first start to the last end, seconds."""
+    """Time from the first start to the last end of each step, seconds."""
     simulated: Numbers
-    """Replayed with the recorded durations and no launch delays, seconds."""
+    """Time of each step replayed with the recorded durations and without launch delays, seconds."""
     ideal: Numbers
-    """Replayed with all durations ideal, seconds."""
+    """Time of each step replayed with ideal durations, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +148,9 @@ class PerStep:
     by_optype: dict[str, Numbers]
     """Slowdown if only this operation type kept its recorded durations, by type, then by step."""
     by_dp: tuple[Numbers, ...]
-    """The same of each DP rank, [dp][step]."""
+    """Slowdown if only this DP rank kept its recorded durations, [dp][step]."""
     by_pp: tuple[Numbers, ...]
-    """The same of each stage, [pp][step]."""
+    """Slowdown if only this pipeline stage kept its recorded durations, [pp][step]."""
     launch_slowdown: Numbers
     """Recorded ÷ simulated step time of each step."""
 
@@ -155,11 +160,11 @@ class WorstWorker:
     """A worker, its slowdown and the interval of the slowdown."""
 
     worker: Worker
-    """Its place: (DP rank, stage)."""
+    """Place of the worker: (DP rank, stage)."""
     slowdown: float
     """Slowdown if only this worker kept its recorded durations."""
     ci95: Interval | None
-    """Its 95 % interval; None of fewer than 5 steps."""
+    """95 % interval of the slowdown; None for fewer than 5 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +174,17 @@ class ByWorker:
     exact: ByCell
     """Slowdown if only this worker kept its recorded durations."""
     approximate: ByCell
-    """The smaller one of its DP rank's and its stage's slowdown, S_w of the what-if paper."""
+    """S_w of the what-if paper: the smaller of the slowdowns of the worker's DP rank and stage."""
     forward_ratio: PartialByCell
-    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
-    one DP rank."""
+    """Mean forward time of each worker ÷ median of its stage's other DP ranks; None with one DP
+    rank.
+    """
     backward_ratio: PartialByCell
-    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
-    one DP rank."""
+    """Mean backward time of each worker ÷ median of its stage's other DP ranks; None with one DP
+    rank.
+    """
     worst: tuple[WorstWorker, ...]
-    """The slowest ones, the slowest first."""
+    """Slowest workers, the slowest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +192,19 @@ class Recovery:
     """The share of the lost time for which a set of workers accounts (paper, section 5)."""
 
     rem: float | None
-    """The share of the lost time that an ideal set of workers recovers, the removal attribution;
-    None where under 1 % of a step is lost."""
+    """Share of the lost time that is recovered if these workers are ideal (attribution by removal);
+    None if less than 1 % of a step is lost.
+    """
     add: float | None
-    """The share of the lost time with only the set as recorded, the addition attribution."""
+    """Share of the lost time that remains if only these workers keep their recorded durations
+    (attribution by addition).
+    """
     ci95: Interval | None
     """95 % interval of `rem`."""
     trem_s: float
-    """Mean step time with the set ideal, seconds."""
+    """Mean step time if these workers are ideal, seconds."""
     tadd_s: float
-    """Mean step time with all but the set ideal, seconds."""
+    """Mean step time if all other workers are ideal, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +212,7 @@ class WorkersRecovery(Recovery):
     """The share of the lost time for which the slowest 3 % of the workers account."""
 
     workers: tuple[Worker, ...]
-    """The slowest ones, by exact slowdown: (DP rank, stage)."""
+    """Slowest workers by exact slowdown: (DP rank, stage)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +220,9 @@ class CorrelationSample:
     """An even sample of the microbatches of a correlation."""
 
     forward_s: Numbers
-    """Forward and backward time of the same microbatch, seconds."""
+    """Forward time of each sampled microbatch, seconds."""
     backward_s: Numbers
-    """Forward and backward time of the same microbatch, seconds."""
+    """Backward time of each sampled microbatch, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +230,13 @@ class Correlation:
     """Correlation of forward and backward times over microbatches (paper, section 5.3)."""
 
     pearson: float | None
-    """Pearson's r; None where one of them does not vary or there are under 3 microbatches."""
+    """Pearson's r; None if one of the times does not vary, or for fewer than 3 microbatches."""
     stage: int
-    """Where it was measured: stage 1, or 0 where there is no other."""
+    """Stage on which the times were measured: 1, or 0 if the job has one stage."""
     points: int
-    """Microbatches that were compared."""
+    """Number of compared microbatches."""
     sample: CorrelationSample
-    """At most 700 of them."""
+    """Even sample of at most 700 of the compared microbatches."""
 
 
 SCHEMA: Final = "paceline.report/1"
@@ -242,25 +252,25 @@ class JobSizes:
     """The sizes of the job: its parallel dimensions and world size."""
 
     dp: int
-    """Data-parallel ranks."""
+    """Number of data-parallel ranks."""
     pp: int
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     tp: int
-    """Tensor-parallel ranks."""
+    """Number of tensor-parallel ranks."""
     cp: int
-    """Context-parallel ranks."""
+    """Number of context-parallel ranks."""
     vpp: int
-    """Virtual stages on each pipeline stage."""
+    """Number of virtual stages (model chunks) on each pipeline stage."""
     world: int
-    """GPUs of the job."""
+    """Number of GPUs of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers: one for each DP rank and stage; one rank of each worker is traced."""
+    """Workers of the job, one for each DP rank and stage; one rank of each worker is traced."""
 
     rank: CountByCell
-    """Global rank that was traced, [dp][pp]."""
+    """Global rank of each worker that was traced, [dp][pp]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +280,12 @@ class Steps:
     analyzed: tuple[int, ...]
     """Numbers of the analyzed steps, ascending."""
     dropped: tuple[DroppedStep, ...]
-    """Steps that were recorded, but are not complete."""
+    """Recorded steps that are not complete."""
     odd: tuple[DroppedStep, ...] = field(default=(), metadata=OMITTED)
-    """Complete steps that differ from the others on all ranks, such as warm-up, recompilation or a
-    profiler's first step: not part of the slowdown and its causes. No key where there are none."""
+    """Complete steps that differ from the other steps on all ranks, such as warm-up, recompilation
+    or a profiler's first step; they are not part of the slowdown and its causes. No key if there
+    are none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,102 +293,105 @@ class Report:
     """The report of a session."""
 
     schema: Literal["paceline.report/1"] = SCHEMA
-    """Which document this is."""
+    """Name and version of the document's schema."""
     revision: int = REVISION
-    """Which fields it has."""
+    """Revision of the fields within the schema."""
     job: str | None = None
-    """Name of the job; None where a file was analyzed."""
+    """Name of the job; None if a file was analyzed."""
     session: str | None = None
-    """Id of the session; None where a file was analyzed."""
+    """Id of the session; None if a file was analyzed."""
     trial_name: str | None
-    """As the metadata have it."""
+    """Name of the trial in the metadata; None without one."""
     sizes: JobSizes
-    """How the job is divided."""
+    """Parallel sizes of the job."""
     hosts: dict[int, str]
-    """Host of each global rank, as far as the metadata say."""
+    """Host of each global rank, as far as the metadata contain it."""
     gpus: dict[int, str]
-    """GPU of each global rank, as far as the metadata say."""
+    """GPU of each global rank, as far as the metadata contain it."""
     workers: Workers
-    """The workers."""
+    """Traced ranks of the workers."""
     steps: Steps
-    """Analyzed and dropped steps."""
+    """Analyzed and excluded steps."""
     coverage: Coverage
-    """What was received and repaired."""
+    """Received, repaired and excluded parts of the recording."""
     clocks: Clocks
-    """Offsets of the clocks."""
+    """Offsets of the ranks' clocks."""
     fidelity: Fidelity
-    """Whether the replay is near enough to the recording."""
+    """Difference between the replay and the recording."""
     headline: Headline
-    """The slowdown that people are shown: against the job without its causes."""
+    """Slowdown that users are shown: against the job without its causes."""
     slowdown: float
-    """S."""
+    """S, the slowdown of the what-if paper: simulated ÷ ideal step time."""
     slowdown_ci95: Interval | None
-    """Its 95 % interval; None of fewer than 5 steps."""
+    """95 % interval of S; None for fewer than 5 steps."""
     waste: float
-    """Share of the step time that is lost, 1 - 1/S."""
+    """Share of the step time that is lost according to S, 1 - 1/S."""
     waste_ci95: Interval | None
-    """Its 95 % interval; None of fewer than 5 steps."""
+    """95 % interval of `waste`; None for fewer than 5 steps."""
     gpu_hours_lost: float
-    """In the analyzed steps, by all GPUs together."""
+    """GPU-hours that all GPUs together lose in the analyzed steps."""
     gpu_hours_lost_per_hour: float
-    """In each hour of running, by all GPUs together."""
+    """GPU-hours that all GPUs together lose per hour of the job."""
     launch_slowdown: float
     """Mean recorded ÷ mean simulated step time, the cost of late launches."""
     launch_by_optype: dict[str, float]
-    """Cost of one type's late launches, as a share of the recorded step time. Each type is replayed
-    alone, so overlapping delays count in each."""
+    """Cost of late launches by operation type, as a share of the recorded step time. Each type is
+    replayed alone, so overlapping delays count in each type.
+    """
     k50: int | None
-    """Fewest workers, by exact slowdown, whose idealization recovers half of the lost time; None
-    where under 1 % of a step is lost, or no number of workers does."""
+    """Fewest workers, by exact slowdown, that recover half of the lost time if they are ideal; None
+    if less than 1 % of a step is lost, or if no number of workers recovers half.
+    """
     step_times: StepTimes
-    """The time of each step."""
+    """Recorded, simulated and ideal time of each step."""
     step_slowdown: Numbers
     """Simulated ÷ ideal time of each step."""
     by_optype: dict[str, float]
-    """Slowdown if only this operation type kept its recorded durations."""
+    """Slowdown by operation type, if only this type kept its recorded durations."""
     waste_by_optype: dict[str, float]
-    """The same as a share, 1 - 1/S of the type."""
+    """Share of the step time lost to each operation type alone, 1 - 1/S of the type."""
     by_dp: Numbers
-    """Slowdown if only this DP rank kept its recorded durations."""
+    """Slowdown by DP rank, if only this rank kept its recorded durations."""
     by_pp: Numbers
-    """Slowdown if only this stage kept its recorded durations."""
+    """Slowdown by pipeline stage, if only this stage kept its recorded durations."""
     per_step: PerStep
-    """The slowdowns of each step."""
+    """Slowdowns of each step by operation type, DP rank and stage."""
     by_worker: ByWorker
-    """The slowdowns of each worker."""
+    """Slowdown of each worker."""
     m_w: WorkersRecovery
-    """Recovery by the slowest 3 % of the workers, M_W."""
+    """M_W of the what-if paper: recovery by the slowest 3 % of the workers."""
     m_s: Recovery
-    """Recovery by the last stage, M_S; 0 where there is one stage."""
+    """M_S of the what-if paper: recovery by the last stage; 0 with one stage."""
     fb_correlation: Correlation
-    """Forward against backward times."""
+    """Correlation of forward and backward times."""
     causes: tuple[NamedCause, ...]
-    """Why the job is slow, the most expensive cause first."""
+    """Causes of the lost time, the most expensive first."""
     diagnosis: DiagnosisSummary
-    """The causes that were ruled out or cannot be judged, and the loss."""
+    """Causes that were ruled out or cannot be judged, and the lost time."""
     recommendations: tuple[Recommendation, ...]
-    """Changes that help, the best one first."""
+    """Changes that make the job faster, the largest gain first."""
     template: PlannedTemplate | WithheldTemplate | None
-    """A better division of the layers; None where no cause needs one."""
+    """Better division of the layers; None if no cause calls for one."""
     verdict: Verdict
-    """How slow the job is and why, in a sentence."""
+    """Sentence that states how slow the job is, and why."""
     whereabouts: Whereabouts = field(default=NOWHERE, metadata=OMITTED)
-    """Further locations of the ranks in the metadata."""
+    """Further locations of the ranks according to the metadata."""
     moved: tuple[MovedGpu, ...] = field(default=(), metadata=OMITTED)
-    """GPUs that were on other nodes before; first, those that causes name."""
+    """GPUs that were on other nodes before, GPUs that causes name first."""
     tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
-    """Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
-    cause."""
+    """Work to take off the slow ranks of tensor-parallel groups, if such a rank is a cause."""
     budget: Budget | None = field(default=None, metadata=OMITTED)
-    """Budget of the time; no key in reports of earlier versions."""
+    """Budget of the session's time; no key in reports of earlier versions."""
     computing: Computing | None = field(default=None, metadata=OMITTED)
     """Computing times of the workers, the baseline of the job's later sessions; no key in reports
-    of earlier versions."""
+    of earlier versions.
+    """
     arrivals: Arrivals | None = field(default=None, metadata=OMITTED)
-    """Last arrivals and waits at collectives; no key where no ranks meet in recorded ones, and in
-    reports of earlier versions."""
+    """Late arrivals and waits at collectives; no key if ranks share no recorded collective, and in
+    reports of earlier versions.
+    """
     breakdown: Breakdown | None = field(default=None, metadata=OMITTED)
-    """Breakdown of each rank's step; no key in reports of earlier versions."""
+    """Breakdown of each rank's step time; no key in reports of earlier versions."""
 
     @property
     def lost_gpu_hours(self) -> float:
@@ -436,8 +451,8 @@ class Report:
     def breakdown_of_worst(self) -> tuple[RankBreakdown, tuple[RankBreakdown, ...]] | None:
         """Return the breakdown of the rank that others wait for longest, and of its peers.
 
-        Without arrivals, it is the breakdown of the rank that computes longest, and of the ranks of
-        its stage. None without a breakdown.
+        Without arrivals, return that of the rank that computes longest, and of the ranks of its
+        stage. None without a breakdown.
         """
         if self.breakdown is None or not self.breakdown.ranks:
             return None

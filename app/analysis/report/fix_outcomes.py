@@ -27,9 +27,9 @@ def noticed_fixes(
     Parameters
     ----------
     report : Report
-        Of the session before.
+        Report of the earlier session.
     before, after : SessionMeta
-        Of that session, and of a later one.
+        Metadata of the earlier session, and of a later session.
     """
     return tuple(
         fix
@@ -102,7 +102,7 @@ def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
     Parameters
     ----------
     applied : int
-        Number of fixes that were applied between them.
+        Number of fixes that were applied between the two sessions.
 
     Examples
     --------

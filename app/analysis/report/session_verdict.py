@@ -123,11 +123,13 @@ class Slowdown:
 
     slowdown: float
     ci95: tuple[float, float] | None
-    """None if unknown."""
+    """95 % interval of the slowdown; None if unknown."""
     gpu_hours_lost: float
-    """In the analyzed steps, by all ranks together."""
+    """GPU-hours that all ranks together lose in the analyzed steps."""
     kind: HeadlineKind
-    """The reference: the job without its causes, also where late launches withhold S; or S's."""
+    """Reference of the slowdown: the job without its causes (also if late launches withhold S), or
+    the ideal of S.
+    """
 
     @property
     def waste(self) -> float:
@@ -137,12 +139,12 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class KnownLoss:
-    """The cost of the named causes, a lower bound of the loss where there is no verdict."""
+    """Cost of the named causes, which is a lower bound of the loss if there is no verdict."""
 
     waste: float
-    """The share of a recorded step."""
+    """Share of a recorded step that the named causes lose."""
     gpu_hours_lost: float
-    """In the analyzed steps, by all ranks together."""
+    """GPU-hours that all ranks together lose in the analyzed steps."""
 
     @property
     def slowdown(self) -> float:
@@ -165,25 +167,25 @@ class BlamedGpu:
     """
 
     rank: int
-    """Global rank: of the GPU at fault, or the traced one of its worker."""
+    """Global rank of the GPU at fault, or the traced rank of its worker."""
     host: str | None
-    """Of that rank, where it is known."""
+    """Host of the rank; None if unknown."""
     gpu: str | None
-    """As the metadata name it, where they do."""
+    """GPU as the metadata name it; None if they do not."""
     one_of: int = 1
-    """GPUs of the worker that may be at fault; 1 where it is this one."""
+    """Number of GPUs of the worker that may be at fault; 1 if it is this GPU."""
     guessed: bool = False
     """Whether the host's name may be that of a container."""
     uuid: str | None = None
-    """UUID of the GPU; None also where it is one of several."""
+    """UUID of the GPU; None if unknown, or if any of several GPUs may be at fault."""
     pci: str | None = None
-    """Its PCI address; likewise."""
+    """PCI address of the GPU; None if unknown, or if any of several GPUs may be at fault."""
     pod: str | None = None
     """Pod of the rank."""
     local_rank: int | None = None
     """Number of the rank on its node."""
     moved_from: str | None = None
-    """The node on which the GPU was before, where it is another one."""
+    """Node on which the GPU was in earlier sessions, if it was another node."""
 
     @property
     def host_words(self) -> str:
@@ -238,7 +240,7 @@ class VerdictCause(SuspectedCause):
     place: Where = Where()  # noqa: RUF009 - frozen
     runner_up: str | None = None
     host: str | None = None
-    """Of the first of `gpus`."""
+    """Host of the first GPU of `gpus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,38 +278,40 @@ class SessionVerdict:
     discrepancy: float
     """|recorded ÷ replayed step time - 1|."""
     headline: Slowdown | None
-    """The slowdown that people see; None without a verdict."""
+    """Slowdown that users are shown; None without a verdict."""
     published: Slowdown | None
-    """S; None where it is withheld, also where only a replay with late launches is valid."""
+    """S; None if S is withheld, also if only a replay with late launches is valid."""
     step_time_s: float | None
-    """The median recorded step, seconds; None without a verdict."""
+    """Median recorded step time, seconds; None without a verdict."""
     measured_s: float | None
-    """Duration of the analyzed steps, seconds; None where no loss is known."""
+    """Total duration of the analyzed steps, seconds; None if no loss is known."""
     causes: tuple[VerdictCause, ...]
-    """The most expensive first."""
+    """Causes of the lost time, the most expensive first."""
     lost_by_cause: Mapping[str, float]
-    """GPU-hours of each cause per hour of running; they may overlap."""
+    """GPU-hours lost to each cause per hour of the job; the losses of causes may overlap."""
     worst: tuple[VerdictWorker, ...]
-    """The slowest first."""
+    """Slowest workers, the slowest first."""
     worst_rank: int
-    """The traced rank of the slowest."""
+    """Traced rank of the slowest worker."""
     worst_step: int | None
-    """The training step of the largest slowdown; None without a verdict."""
+    """Number of the training step with the largest slowdown; None without a verdict."""
     top_optype: str
-    """The operation type that costs most."""
+    """Operation type that costs most."""
     fix: VerdictFix | None
     measures: PaperMeasures
     withheld: KnownLoss | None = None
-    """The known loss without a verdict; None with a verdict, or without a named cause."""
+    """Known loss without a verdict; None with a verdict, or if no cause is named."""
     steps_s: tuple[float, ...] = ()
-    """Recorded steps, seconds, evenly picked; empty without a verdict, and in older documents."""
+    """Even sample of recorded step times, seconds; empty without a verdict, and in older documents.
+    """
     computing: Computing | None = None
-    """Baseline of later sessions; None in older documents."""
+    """Computing times, the baseline of later sessions; None in older documents."""
     shares: Shares | None = None
-    """The budget of the time; None in older documents."""
+    """Budget of the session's time; None in older documents."""
     lost_between: float | None = None
-    """Share of the time lost between steps, as in the sentence; None in older documents, and where
-    the budget is unknown."""
+    """Share of the time lost between steps, as the sentence states it; None in older documents, and
+    if the budget is unknown.
+    """
 
     @property
     def losses(self) -> Losses | None:
@@ -349,7 +353,7 @@ class SessionVerdict:
 
 def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     """Return the verdict of a report; the session sent `metadata`."""
-    known, waste = report.has_verdict, report.known_waste
+    has_verdict, waste = report.has_verdict, report.known_waste
     trusted = report.fidelity.verdict
     best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
     lost_by_cause: dict[str, float] = {}
@@ -367,14 +371,14 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         sizes=report.sizes,
         discrepancy=report.fidelity.discrepancy,
         headline=Slowdown(shown.slowdown, shown.ci95, report.lost_gpu_hours, shown.kind)
-        if known
+        if has_verdict
         else None,
         published=Slowdown(
             report.slowdown, report.slowdown_ci95, report.gpu_hours_lost, HeadlineKind.PUBLISHED
         )
         if trusted
         else None,
-        step_time_s=statistics.median(report.step_times.recorded) if known else None,
+        step_time_s=statistics.median(report.step_times.recorded) if has_verdict else None,
         measured_s=None if waste is None else measured_s,
         causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
         lost_by_cause=lost_by_cause,
@@ -391,9 +395,9 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         else VerdictFix(best.title, best.predicted_gain, best.predicted_step_time, best.at_most),
         measures=measures_of(report, metadata),
         withheld=None
-        if known or waste is None
+        if has_verdict or waste is None
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
-        steps_s=_picked(report.step_times.recorded) if known else (),
+        steps_s=_picked(report.step_times.recorded) if has_verdict else (),
         computing=report.computing,
         shares=shares,
         lost_between=None

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.quantities import NS_A_SECOND, FloatArray
 from app.analysis.replay.adaptations.kind import SENTENCES
 from app.analysis.replay.clock_alignment import clocks_apart_ns
 from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
-from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.missing_operations import collectives_with_absent
 from app.analysis.replay.no_verdict import Unseen
@@ -34,7 +34,6 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.wording import NBSP, name_list, percent
 
 PIECE_ROWS: Final = 1 << 17
-NS_A_SECOND: Final = 1e9
 # The time in collectives with missing workers is mentioned from this share of a step.
 WORTH_SAYING: Final = 0.05
 CLOCK_WARNING: Final = 0.01  # share of a step from which clock offsets are warned of
@@ -91,7 +90,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
     step_s = metrics.recorded_step_s
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
-    warnings = [_set_clock(trace, replayed, one) for one in clocks.clock_steps]
+    warnings = [_set_clock(trace, replayed, item) for item in clocks.clock_steps]
     if largest_s > CLOCK_WARNING * step_s and (
         clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
     ):
@@ -105,7 +104,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
             f"{percent(residual_s / step_s)} of a step: clocks move between steps, and S may be off"
             + (". Absolute times would tell by how much" if trace.step_relative else "")
         )
-    unconnected = tuple(one for one in clocks.unconnected if one not in replayed.absent)
+    unconnected = tuple(item for item in clocks.unconnected if item not in replayed.absent)
     if len(unconnected) > 1:
         warnings.append(
             f"No recorded communication connects {len(unconnected)} groups of ranks: "
@@ -150,8 +149,12 @@ def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> 
 def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     """Return the recorded part of the job and the replayed part of the recording."""
     recreated = replayed.recreated
-    counts = _count_by_type(trace)
-    known = len(KNOWN_OP_TYPES)
+    # Operations of each type, counted in pieces, as `bincount` copies its input to int64.
+    by_type = np.zeros(len(trace.op_names), dtype=np.int64)
+    for first in range(0, len(trace), PIECE_ROWS):
+        by_type += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(by_type))
+    counts = by_type.tolist()
+    known_types = len(KNOWN_OP_TYPES)
     return Coverage(
         ranks_expected=trace.meta.sizes.workers,
         ranks_present=int(replayed.layout.ranks.size) - len(replayed.absent),
@@ -165,7 +168,9 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         unknown_op_types={
             name: count
             # sorted by name, as op codes depend on the order in which the types first occur
-            for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
+            for name, count in sorted(
+                zip(trace.op_names[known_types:], counts[known_types:], strict=True)
+            )
             if count
         },
         unanswered={name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},
@@ -181,14 +186,6 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     )
 
 
-def _count_by_type(trace: Trace) -> list[int]:
-    """Count operations of each type, in pieces, as `bincount` copies its input to int64."""
-    counts = np.zeros(len(trace.op_names), dtype=np.int64)
-    for first in range(0, len(trace), PIECE_ROWS):
-        counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
-    return counts.tolist()
-
-
 def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
     """Return an array, shape (dp, pp), as nested tuples of numbers."""
     return tuple(map(tuple, values.tolist()))
@@ -199,13 +196,13 @@ def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
     missing = []
     for dp, pp in replayed.absent:
         layout, others = replayed.layout, collectives_with_absent(replayed.layout, pp)
-        known = len(others.nodes) > 0
+        has_collectives = len(others.nodes) > 0
         missing.append(
             MissingWorker(
                 worker=(dp, pp),
                 rank=int(layout.ranks[dp, pp]),
                 awaited_s=float(others.taken_ns.sum(axis=0).mean()) / NS_A_SECOND
-                if known
+                if has_collectives
                 else None,
                 came_last=tuple(layout.steps[others.longer.any(axis=0)].tolist()),
             )
@@ -219,7 +216,7 @@ def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | N
         return None
     who = name_list("rank", [str(worker.rank) for worker in missing])
     clause = f"{who} {'is' if len(missing) == 1 else 'are'} missing"
-    it = "it" if len(missing) == 1 else "them"
+    pronoun = "it" if len(missing) == 1 else "them"
     last = sorted({step for worker in missing for step in worker.came_last})
     if last:
         return f"{clause}, and came last in {name_list('step', [str(step) for step in last])}"
@@ -227,7 +224,7 @@ def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | N
     if most_s >= WORTH_SAYING * step_s:
         share = percent(most_s / step_s, 0).replace(NBSP, " ")
         return (
-            f"{clause}, and the others are in collectives with {it} for {share} of a step: how "
-            f"much of that they wait for {it} is not known"
+            f"{clause}, and the others are in collectives with {pronoun} for {share} of a step: "
+            f"how much of that they wait for {pronoun} is not known"
         )
     return f"{clause}, so how slow {'it is' if len(missing) == 1 else 'they are'} is not known"

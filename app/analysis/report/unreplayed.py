@@ -1,15 +1,16 @@
-"""Reports of sessions that cannot be replayed: arrivals and breakdown, no slowdown.
+"""Reports of sessions that cannot be replayed: arrivals and breakdown, but no slowdown.
 
-Arrivals and breakdown are known for any trace with operations (`app.analysis.arrivals.build`). The
-report has only these, ``fidelity.replayed`` false, and no verdict, causes or fixes where
+Arrivals and breakdown can be computed from any trace with operations
+(`app.analysis.arrivals.build`). A report has only these, with ``fidelity.replayed`` false and
+without verdict, causes or fixes, if
 
 - the decoder states that steps cannot be replayed (`app.analysis.trace.metadata.not_replayed`);
 - the replay refuses the trace (`FALLS_BACK`) because transfers match no computations or wait for
   one another in a circle, and ranks meet in collectives;
 - a pipeline stage is missing, or all ranks but one.
 
-The required fields of a replay come from whole steps: each rank computes from its first start to
-its last end, which says nothing of stragglers, and no page shows it.
+The required fields of a replay are then computed from whole steps: each rank computes from its
+first start to its last end, which says nothing of stragglers, and no page shows it.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ from operator import attrgetter
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from app.analysis.arrivals.build import Met, arrivals_of
+from app.analysis.arrivals.build import MeasuredArrivals, arrivals_of
 from app.analysis.arrivals.document import Breakdown
 from app.analysis.arrivals.lanes import lanes_of
 from app.analysis.diagnosis.verdict import Verdict
+from app.analysis.quantities import NS_A_SECOND, FloatArray, IntArray
 from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.impossible_times import (
     BEYOND_SESSION,
     FAR_ABOVE,
     GOES_ON,
-    NS_A_SECOND,
     ImpossibleDuration,
     without_unusable,
 )
@@ -44,8 +44,6 @@ from app.analysis.trace.metadata import not_replayed_reason
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
 from app.analysis.wording import name_list, percent
 from app.errors import UnanalyzableError
-
-IntArray = NDArray[np.int64]
 
 _COMPUTING: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 _NEVER: Final = np.iinfo(np.int64).max
@@ -89,7 +87,7 @@ def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDurati
     return replace(trace, duration_ns=duration_ns), tuple(impossible)
 
 
-def _usual_ns(trace: Trace) -> NDArray[np.float64]:
+def _usual_ns(trace: Trace) -> FloatArray:
     """Return the median duration of each operation's type on its rank, (operations,), ns."""
     of = trace.rank.astype(np.int64) * len(trace.op_names) + trace.op
     order = np.lexsort((trace.duration_ns, of))
@@ -173,7 +171,7 @@ class Prepared:
     trace: Trace
     replayed: Replayed
     unseen: Unseen | None  # why whole steps are replayed; None if operations are
-    met: Met | None  # arrivals and breakdown; None if not computed yet
+    met: MeasuredArrivals | None  # arrivals and breakdown; None if not computed yet
 
 
 def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
@@ -199,12 +197,12 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
     if met.arrivals is None and refusal is not None and refusal.stable_code != RANK_MISSING:
         raise refusal
     steps = whole_steps(usable)
-    last = "" if met.arrivals is None else "who comes last at collectives, and "
+    last = "" if met.arrivals is None else "which ranks arrive last at collectives and "
     # All ranks get one host, as `whole_steps` has put all times on one clock.
     alike = replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), "one"))
     unseen = Unseen(
         verdict=f"steps cannot be replayed, {reason}",
-        reason=f"Steps cannot be replayed: {reason}. What is told is {last}what steps pass with.",
+        reason=f"Steps cannot be replayed: {reason}. This report shows {last}how steps spend time.",
         timed=False,
     )
     replayed = prepare_replay(replace(steps, meta=alike), whole_steps=True)
@@ -216,12 +214,12 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
 def without_slowdown(report: Report) -> Report:
     """Return a report of whole steps, without the results that need a replay of operations."""
     breakdown = report.breakdown
-    known = ""
+    summary = ""
     if report.arrivals is not None:
-        known = f"{report.arrivals.words}. "
+        summary = f"{report.arrivals.words}. "
     elif breakdown is not None and breakdown.step_s > 0:
         # A damaged recording may contain only steps of no duration.
-        known = f"{_breakdown_in_words(breakdown)}. "
+        summary = f"{_breakdown_in_words(breakdown)}. "
     return replace(
         report,
         fidelity=replace(report.fidelity, adaptations=(), late_launches=(), replayed=False),
@@ -230,7 +228,7 @@ def without_slowdown(report: Report) -> Report:
         recommendations=(),
         budget=None,
         computing=None,
-        verdict=Verdict(f"{known}{report.verdict.sentence}", report.verdict.level),
+        verdict=Verdict(f"{summary}{report.verdict.sentence}", report.verdict.level),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray
 from app.analysis.synthesis.execution import ExpertWork, StepWork
 from app.analysis.synthesis.job import JobModel, stream
 from app.analysis.synthesis.program import CODES, JobProgram
@@ -54,7 +54,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
     )
 
 
-def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
+def _nominal_ns(job: JobModel, program: JobProgram) -> FloatArray:
     costs, vpp = job.costs, job.sizes.vpp
     collectives = vpp * job.buckets
     by_type = {
@@ -73,7 +73,7 @@ def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
     table = np.zeros(max(CODES.values()) + 1)
     for name, nominal in by_type.items():
         table[CODES[name]] = nominal
-    nominal_ns: NDArray[np.float64] = table[program.op]
+    nominal_ns: FloatArray = table[program.op]
     alone = [group.members[0] for group in program.groups if len(group.members) == 1]
     without_peer = np.isin(np.arange(len(program)), alone)
     nominal_ns[without_peer & program.of_types(*PIPELINE_TRANSFERS)] *= _EDGE_TRANSFER
@@ -87,7 +87,7 @@ def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
 
 
 def _vary_computation(
-    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: FloatArray, rng: np.random.Generator
 ) -> None:
     speed = _lognormal(rng, job.costs.worker_noise, (job.sizes.pp, 1, job.sizes.dp))
     mask = program.of_types(*COMPUTATION)
@@ -96,7 +96,7 @@ def _vary_computation(
 
 
 def _hiccup(
-    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: FloatArray, rng: np.random.Generator
 ) -> None:
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     shape = (int(mask.sum()), job.steps, job.sizes.dp)
@@ -104,7 +104,7 @@ def _hiccup(
     duration[mask] *= 1 + np.where(hit, rng.exponential(job.costs.hiccup_fraction, shape), 0.0)
 
 
-def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.float64]) -> ExpertWork:
+def _share_experts(job: JobModel, program: JobProgram, duration: FloatArray) -> ExpertWork:
     """Make the computations of ranks that share experts end together; experts take one half."""
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     own = duration[mask]
@@ -118,7 +118,7 @@ def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.floa
 
 
 def _vary_links(
-    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: FloatArray, rng: np.random.Generator
 ) -> None:
     """Give the links of each stage and DP rank, and each stage's collectives, a lasting speed."""
     pp, dp = job.sizes.pp, job.sizes.dp
@@ -138,7 +138,7 @@ def _vary_links(
 
 
 def _vary_transfers(
-    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: FloatArray, rng: np.random.Generator
 ) -> None:
     costs, steps, dp = job.costs, job.steps, job.sizes.dp
     transfers = ~program.of_types(*COMPUTATION, GC)
@@ -156,9 +156,7 @@ def _vary_transfers(
         duration[members] += rng.exponential(costs.member_jitter_ns, (len(members), steps, dp))
 
 
-def _launch_delays(
-    job: JobModel, program: JobProgram, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _launch_delays(job: JobModel, program: JobProgram, rng: np.random.Generator) -> FloatArray:
     steps, dp = job.steps, job.sizes.dp
     delay = rng.exponential(job.costs.launch_overhead_ns, (len(program), steps, dp))
     # All stages of a DP rank wait for the same batch, so that they share one random delay.
@@ -166,20 +164,14 @@ def _launch_delays(
     return delay
 
 
-def _host_stalls(
-    job: JobModel, program: JobProgram, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _host_stalls(job: JobModel, program: JobProgram, rng: np.random.Generator) -> FloatArray:
     shape = (len(program), job.steps, job.sizes.dp)
     hit = rng.random(shape) < job.costs.host_stall_probability
     hit &= program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)[:, None, None]
-    stalls: NDArray[np.float64] = np.where(
-        hit, rng.exponential(job.costs.host_stall_ns, shape), 0.0
-    )
+    stalls: FloatArray = np.where(hit, rng.exponential(job.costs.host_stall_ns, shape), 0.0)
     return stalls
 
 
-def _lognormal(
-    rng: np.random.Generator, sigma: float, shape: tuple[int, ...]
-) -> NDArray[np.float64]:
+def _lognormal(rng: np.random.Generator, sigma: float, shape: tuple[int, ...]) -> FloatArray:
     """Return log-normal random factors with mean 1."""
     return rng.lognormal(-sigma * sigma / 2, sigma, shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.synthesis.program import JobProgram
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
@@ -43,9 +44,9 @@ class ExpertWork:
     """
 
     # (operations, steps, dp): time between the two all-to-alls in a computation
-    takes_ns: NDArray[np.float64]
+    takes_ns: FloatArray
     # (2, operations, steps, dp): time that a rank waits before and after the experts
-    ahead_ns: NDArray[np.float64]
+    ahead_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,7 @@ class HostOperation:
 
     op: str  # operation type
     stage: int
-    takes_ns: NDArray[np.float64]  # (steps, dp): 0 for ranks and steps without it
+    takes_ns: FloatArray  # (steps, dp): 0 for ranks and steps without it
     opens: bool  # whether it is recorded with the number of the following step, or the one before
 
 
@@ -66,18 +67,18 @@ class StepWork:
     """
 
     program: JobProgram
-    duration_ns: NDArray[np.float64]  # computation or transfer without waiting
-    delay_ns: NDArray[np.float64]  # time from the moment an operation may run to its launch
+    duration_ns: FloatArray  # computation or transfer without waiting
+    delay_ns: FloatArray  # time from the moment an operation may run to its launch
     # Time in a computation that the worker's other ranks spend waiting for its slowest rank.
-    late_ns: NDArray[np.float64]
+    late_ns: FloatArray
     late_rank: NDArray[np.int16]  # index of that tensor-parallel or context-parallel rank
     experts: ExpertWork | None = None  # None if no ranks share experts
     # Sequence lengths in each microbatch, shape (microbatches, steps, dp, sequences), padded with
     # 0; None if all microbatches are alike.
-    lengths: NDArray[np.int64] | None = None
+    lengths: IntArray | None = None
     # (steps, dp): recorded number of microbatches; None for the number in the program
-    microbatches: NDArray[np.int64] | None = None
-    numbers: NDArray[np.int64] | None = None  # (steps,): step numbers; None counts from 0
+    microbatches: IntArray | None = None
+    numbers: IntArray | None = None  # (steps,): step numbers; None counts from 0
     # operations that ranks record between steps
     host_operations: list[HostOperation] = field(default_factory=list)
 
@@ -86,18 +87,18 @@ class StepWork:
 class Execution:
     """Launch and end of every operation in ns since its step's start, (operations, steps, dp)."""
 
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    start_ns: IntArray
+    end_ns: IntArray
 
-    def step_times_ns(self) -> NDArray[np.int64]:
+    def step_times_ns(self) -> IntArray:
         """Return the time of each step from its first launch to its last end, int64[steps]."""
-        ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
-        starts: NDArray[np.int64] = self.start_ns.min(axis=(0, 2))
+        ends: IntArray = self.end_ns.max(axis=(0, 2))
+        starts: IntArray = self.start_ns.min(axis=(0, 2))
         return ends - starts
 
-    def turn_times_ns(self) -> NDArray[np.int64]:
+    def turn_times_ns(self) -> IntArray:
         """Return the time from each step's start instant to its last end, int64[steps]."""
-        ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
+        ends: IntArray = self.end_ns.max(axis=(0, 2))
         return ends
 
 
@@ -122,7 +123,7 @@ def execute(work: StepWork, contention: float = 0.0) -> Execution:
     return _Run(work, work.duration_ns + contention * overlap).to_end()
 
 
-def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
+def _overlap_ns(program: JobProgram, execution: Execution) -> IntArray:
     """Return how long each computation overlaps with transfers of its worker, nanoseconds."""
     start, end = execution.start_ns, execution.end_ns
     begin = start.copy()
@@ -146,7 +147,7 @@ def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
 class _Run:
     """State of an execution in progress."""
 
-    def __init__(self, work: StepWork, duration_ns: NDArray[np.float64]) -> None:
+    def __init__(self, work: StepWork, duration_ns: FloatArray) -> None:
         program = work.program
         self.program = program
         self.duration = np.rint(duration_ns).astype(np.int64)

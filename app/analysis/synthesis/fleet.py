@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.synthesis.costs import COMPUTATION, healthy_work
 from app.analysis.synthesis.execution import StepWork, execute
@@ -71,7 +71,7 @@ _FEWEST_STEPS, _MOST_STEPS = 6, 24
 _OPERATIONS, _MOST_OPERATIONS = 60_000, 400_000
 
 
-def draw_gpus(quantiles: NDArray[np.float64]) -> list[int]:
+def draw_gpus(quantiles: FloatArray) -> list[int]:
     """Return the number of GPUs at each quantile of the jobs sorted by size."""
     every = [(scale.share / len(scale.gpus), gpus) for scale in SCALES for gpus in scale.gpus]
     ends = np.cumsum([share for share, _ in every])

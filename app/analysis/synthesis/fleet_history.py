@@ -46,7 +46,7 @@ _DAY_H: Final = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The job and the faults of a run from a time on."""
+    """Job and faults of a run from a certain time on."""
 
     from_h: float
     job: JobModel
@@ -151,8 +151,8 @@ def _scenario(name: str, team: str, site: str, first_host: int, **when: float) -
     Parameters
     ----------
     when : float
-        ``days`` before the end it started; ``fault_h`` before the end the fault began, where it was
-        not there from the first.
+        The job started ``days`` days, and its fault began ``fault_h`` hours, before the end;
+        without ``fault_h`` the fault was present from the start.
     """
     scenario = SCENARIOS[name]
     faults = scenario.faults(FAULT_SEED)

@@ -57,7 +57,7 @@ def record(job: HostJob, rows: list[Row]) -> Trace:
 
 
 def _take_late(rows: list[Row]) -> None:
-    """Set the end of every send to the time at which its rank has computed the whole step."""
+    """Move the end of every send to the time at which its rank has computed the whole step."""
     done: dict[tuple[Worker, int], float] = {}
     for row in rows:
         if row.op == ops.BACKWARD_COMPUTE:
@@ -91,6 +91,18 @@ def run(job: HostJob) -> HostSession:
     if job != job.healthy:
         healthy = _step_times_s(job, Running(job.healthy).rows())
     causes, workers, stage = _faults(job)
+    faults: list[dict[str, Any]] = [
+        {"cause": "computations", "worker": list(worker), "factor": factor}
+        for worker, factor in job.factors.items()
+    ]
+    faults += [
+        {"cause": "network", "worker": list(worker), "factor": factor}
+        for worker, factor in job.links.items()
+    ]
+    if job.pauses:
+        faults.append(
+            {"cause": "garbage_collection", "pause_ns": job.pause_ns, "share": job.pauses}
+        )
     truth = Truth(
         causes=causes,
         workers=workers,
@@ -98,7 +110,7 @@ def run(job: HostJob) -> HostSession:
         step_times_s=times,
         healthy_step_times_s=healthy,
         steps=tuple(range(1, job.steps + 1)),
-        injections=_dials(job),
+        injections=tuple(faults),
     )
     return HostSession(job, record(job, rows), truth)
 
@@ -125,20 +137,6 @@ def _faults(job: HostJob) -> tuple[tuple[str, ...], tuple[Worker, ...], int | No
     if job.pauses:
         causes.append("garbage_collection")
     return tuple(causes), tuple(workers), next(iter(stages)) if heavy else None
-
-
-def _dials(job: HostJob) -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = [
-        {"cause": "computations", "worker": list(worker), "factor": factor}
-        for worker, factor in job.factors.items()
-    ]
-    found += [
-        {"cause": "network", "worker": list(worker), "factor": factor}
-        for worker, factor in job.links.items()
-    ]
-    if job.pauses:
-        found.append({"cause": "garbage_collection", "pause_ns": job.pause_ns, "share": job.pauses})
-    return tuple(found)
 
 
 _FACTOR: Final = 1.8

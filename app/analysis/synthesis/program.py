@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import BoolArray
 from app.analysis.synthesis.job import JobModel, Schedule
 from app.analysis.trace.model import (
     ABSENT,
@@ -146,7 +147,7 @@ class JobProgram:
     def __len__(self) -> int:
         return len(self.op)
 
-    def of_types(self, *names: str) -> NDArray[np.bool_]:
+    def of_types(self, *names: str) -> BoolArray:
         """Return which operations have one of the named types, bool[operations]."""
         return np.isin(self.op, [CODES[name] for name in names])
 

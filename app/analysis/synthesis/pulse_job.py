@@ -7,8 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import NO_BEAT, Bool, Float64, Int64, Pulses
+from app.analysis.pulse.columns import (
+    NO_BEAT,
+    Pulses,
+)
 from app.analysis.pulse.notices import NoticeKind
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 _START_NS: Final = 1_790_000_000_000_000_000
 _USUAL_TOKENS: Final = 32_768
@@ -57,9 +61,9 @@ class PulseTruth:
     Parameters
     ----------
     ranks : tuple of int
-        Empty where no rank is to blame.
+        Ranks to blame; empty if no rank is to blame.
     from_step, end_step : int
-        The first slow step, and the first one after it; `end_step` is None if it lasts.
+        First slow step, and first normal step after it; `end_step` is None if the fault lasts.
     """
 
     kind: NoticeKind
@@ -87,15 +91,15 @@ class PulseJob:
     """
 
     dials: PulseDials
-    computing: Float64
-    tokens: Int64
-    data: Float64
-    optimizer: Float64
-    collecting: Float64
-    saving: Float64
-    network: Float64
-    gap: Float64
-    missing: Bool
+    computing: FloatArray
+    tokens: IntArray
+    data: FloatArray
+    optimizer: FloatArray
+    collecting: FloatArray
+    saving: FloatArray
+    network: FloatArray
+    gap: FloatArray
+    missing: BoolArray
     attempt: int = 1
     first_step: int = 0
     start_ns: int = _START_NS
@@ -127,7 +131,7 @@ class PulseJob:
         )
 
     @property
-    def step_ns(self) -> Float64:
+    def step_ns(self) -> FloatArray:
         """Return the time of each step, that of its slowest rank; float64[steps]."""
         own = self.computing + self.data + self.optimizer + self.collecting + self.saving
         return np.asarray(own.max(axis=1) + self.network)
@@ -145,7 +149,7 @@ class PulseJob:
         )
         sent = ~self.missing.ravel()
 
-        def column(values: Float64 | Int64) -> Int64:
+        def column(values: FloatArray | IntArray) -> IntArray:
             wide = np.broadcast_to(values, (steps, world)).ravel()
             return np.round(wide).astype(np.int64)[sent]
 

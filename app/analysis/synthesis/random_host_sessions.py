@@ -115,18 +115,9 @@ def draw_host_session(
         One of `WAYS`.
     """
     rng = stream(seed, "hosts")
-    job = _draw_job(rng, seed)
-    way = str(rng.choice(list(WAYS))) if way is None else way
-    job = replace(WAYS[way](job, rng), name=f"{way}-{seed}")
-    if not job.v_shaped and rng.random() < _OVERLAPPING:
-        job = replace(job, barrier=False)
-    return run(job if cause is None else HOST_CAUSES[cause](job, slowdown - 1, rng))
-
-
-def _draw_job(rng: np.random.Generator, seed: int) -> HostJob:
     forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * MS
     pp = int(rng.choice([2, 2, 3, 4]))
-    return HostJob(
+    job = HostJob(
         dp=int(rng.choice([2, 2, 3, 4, 6])),
         pp=pp,
         microbatches=int(rng.integers(max(4, pp), 13)),
@@ -139,3 +130,8 @@ def _draw_job(rng: np.random.Generator, seed: int) -> HostJob:
         wire_noise=float(rng.uniform(0.02, 0.1)),
         seed=seed,
     )
+    way = str(rng.choice(list(WAYS))) if way is None else way
+    job = replace(WAYS[way](job, rng), name=f"{way}-{seed}")
+    if not job.v_shaped and rng.random() < _OVERLAPPING:
+        job = replace(job, barrier=False)
+    return run(job if cause is None else HOST_CAUSES[cause](job, slowdown - 1, rng))

@@ -8,8 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Int64, Pulses, joined
+from app.analysis.pulse.columns import (
+    Pulses,
+    joined,
+)
 from app.analysis.pulse.notices import NoticeKind
+from app.analysis.quantities import IntArray
 from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
 
@@ -23,7 +27,13 @@ _PHASE: Final = {name: number for number, name in enumerate(PHASES)}
 
 
 def _beats(  # noqa: PLR0913 - a column each
-    job: PulseJob, rank: int, times_ns: Int64, *, steps: Int64, phases: list[str], since_ns: Int64
+    job: PulseJob,
+    rank: int,
+    times_ns: IntArray,
+    *,
+    steps: IntArray,
+    phases: list[str],
+    since_ns: IntArray,
 ) -> Pulses:
     """Return the beats of a rank, one row for each element of the arrays."""
     count = len(times_ns)
@@ -81,9 +91,9 @@ def by_time(rows: Pulses) -> Pulses:
 def hanging(
     job: PulseJob, rng: np.random.Generator, *, seconds: float, gone: bool
 ) -> tuple[Pulses, PulseTruth]:
-    """Return a job in which one rank stops in its last step, or its process is gone.
+    """Return a job in which one rank stops in its last step, or its process ends.
 
-    The others wait for it in a collective, and beat on for some seconds.
+    The other ranks wait for it in a collective, and send heartbeats for some seconds.
     """
     rows = with_beats(job, rng)
     culprit = int(rng.integers(job.dials.world))

@@ -67,7 +67,7 @@ Strengthen = Callable[[JobModel, float, np.random.Generator], FaultyJob]
 def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     first, spells = any_worker(job, rng), _spells(job, rng)
     share = float(rng.uniform(0.7, 1.1))
-    found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
+    faults = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
     others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
     # One in five of these jobs has up to two further slow workers, which are less slow than the
     # first.
@@ -75,10 +75,10 @@ def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Fa
     for number in others[: min(count, few)].tolist():
         worker = divmod(number, job.sizes.pp)
         # If most workers of a stage were slow, the stage would be at fault instead of the workers.
-        same = [other for other in found if other.worker[1] == worker[1]]
+        same = [other for other in faults if other.worker[1] == worker[1]]
         if worker != first and len(same) < job.sizes.dp // 4:
-            found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
-    return job, tuple(found)
+            faults.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
+    return job, tuple(faults)
 
 
 def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
@@ -200,11 +200,11 @@ def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Gener
     # are affected.
     stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
     count = max(2, job.sizes.workers // 4)
-    found = [
+    faults = [
         MemoryFragmentation(divmod(number, job.sizes.pp), stall, 0.5, Spells(share=0.5))
         for number in rng.permutation(job.sizes.workers)[:count].tolist()
     ]
-    return job, tuple(found)
+    return job, tuple(faults)
 
 
 def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import IntArray
 from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
 from app.analysis.synthesis.execution import Execution, StepWork
 from app.analysis.synthesis.job import JobModel, stream
@@ -35,7 +36,7 @@ class Phase:
     job: JobModel
     work: StepWork
     execution: Execution
-    ids: NDArray[np.int64]
+    ids: IntArray
 
 
 # Every computation of a job with experts contains two all-to-alls, one before and one after the
@@ -49,9 +50,7 @@ _TRANSFER: Final = 0.03
 _JITTER_NS: Final = 3e3
 
 
-def expert_rows(
-    phase: Phase, begin_ns: NDArray[np.int64], rng: np.random.Generator
-) -> Iterator[Rows]:
+def expert_rows(phase: Phase, begin_ns: IntArray, rng: np.random.Generator) -> Iterator[Rows]:
     """Yield the rows of the all-to-alls of each stage; `begin_ns` holds the starts of steps."""
     job, work, execution = phase.job, phase.work, phase.execution
     program, dp, experts = work.program, job.sizes.dp, work.experts
@@ -83,7 +82,7 @@ def expert_rows(
             yield {key: np.broadcast_to(column, start.shape) for key, column in columns.items()}
 
 
-def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
+def host_operation_rows(phase: Phase, begin_ns: IntArray) -> Iterator[Rows]:
     """Yield the rows of operations that ranks record between steps, such as checkpoints."""
     job, ids = phase.job, phase.ids
     before = np.concatenate((ids[:1] - 1, ids[:-1]))
@@ -172,9 +171,7 @@ _EARLY: Final = 0.004
 _END_JITTER_NS: Final = 3e3
 
 
-def tensor_rows(
-    phase: Phase, begin_ns: NDArray[np.int64], rng: np.random.Generator
-) -> Iterator[Rows]:
+def tensor_rows(phase: Phase, begin_ns: IntArray, rng: np.random.Generator) -> Iterator[Rows]:
     """Yield the rows of the collectives in each stage; `begin_ns` holds the starts of steps."""
     job, work, execution = phase.job, phase.work, phase.execution
     program = work.program
@@ -295,19 +292,17 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     )
 
 
-def step_ids(
-    steps: int, rng: np.random.Generator, *, consecutive: bool = False
-) -> NDArray[np.int64]:
+def step_ids(steps: int, rng: np.random.Generator, *, consecutive: bool = False) -> IntArray:
     """Return random numbers of recorded steps: groups of near steps, with long gaps in between."""
     if consecutive:
         return np.arange(10, 10 + steps)
     gaps = rng.geometric(0.4, steps)
     gaps[rng.random(steps) < 1 / 8] += 200
-    ids: NDArray[np.int64] = 10 + np.cumsum(gaps).astype(np.int64)
+    ids: IntArray = 10 + np.cumsum(gaps).astype(np.int64)
     return ids
 
 
-def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
+def _begins_ns(phases: Sequence[Phase]) -> list[IntArray]:
     """Return the start of each recorded step; steps in between take the mean training time."""
     ids = np.concatenate([phase.ids for phase in phases])
     # This time includes the overhead before the first launch, and is a bit longer than the step
@@ -323,7 +318,7 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
     return np.split(begins, np.cumsum([len(phase.ids) for phase in phases])[:-1])
 
 
-def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
+def _stage_rows(phase: Phase, begin_ns: IntArray, stage: int) -> Rows:
     """Return the rows of the traced ranks of all workers of a stage."""
     job, program, execution = phase.job, phase.work.program, phase.execution
     recorded = ~program.of_types(*job.unrecorded) & (program.stage == stage)

@@ -64,8 +64,7 @@ class Scenario:
         Parameters
         ----------
         fault_seed : int, optional
-            Sessions of one job have one, so that the same worker is at fault in all of them;
-            `seed` where not given.
+            Seed of the workers at fault, which all sessions of one job share; by default `seed`.
         """
         injections = self.faults(seed if fault_seed is None else fault_seed)
         return synthesize(self.job, injections, seed=seed)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.synthesis.costs import healthy_work
 from app.analysis.synthesis.execution import Execution, StepWork, execute
 from app.analysis.synthesis.injections.base import Injection, Worker
@@ -173,7 +173,7 @@ def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) 
     return float(taken_ns.sum() / healthy.step_times_ns()[ordinary].sum())
 
 
-def _ordinary(job: JobModel, injections: Sequence[Injection]) -> NDArray[np.bool_]:
+def _ordinary(job: JobModel, injections: Sequence[Injection]) -> BoolArray:
     """Return which steps no injection makes irregular on all ranks, bool[steps]."""
     odd = [position for injection in injections for position in injection.odd()]
     return ~np.isin(np.arange(job.steps), odd)
@@ -185,16 +185,16 @@ def true_turn_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: 
     return sum(_turns_s(job, phase.execution)) / sum(_turns_s(job, healthy))
 
 
-def step_numbers(job: JobModel, seed: int) -> NDArray[np.int64]:
+def step_numbers(job: JobModel, seed: int) -> IntArray:
     """Return the numbers of the training steps of full size in the session of `synthesize`."""
     return _number_steps(job, seed).ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepNumbers:
-    ids: NDArray[np.int64]
-    warm_up: NDArray[np.int64]
-    evaluation: NDArray[np.int64]
+    ids: IntArray
+    warm_up: IntArray
+    evaluation: IntArray
 
 
 def _number_steps(job: JobModel, seed: int) -> _StepNumbers:
@@ -209,7 +209,7 @@ def _number_steps(job: JobModel, seed: int) -> _StepNumbers:
 def _run(
     job: JobModel,
     injections: Sequence[Injection],
-    ids: NDArray[np.int64],
+    ids: IntArray,
     seed: int,
     *,
     evaluation: bool = False,

@@ -17,7 +17,7 @@ from app.analysis.diagnosis.standstills import empty_gap_loss, unnamed_first_del
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the late first launches in steps after a long gap; None if no launch is late."""
+    """Return the late first launches of steps after a long gap; None if no launch is late."""
     gaps = signs.step_gaps
     if gaps is None or not gaps.is_worth_naming(gaps.stalled_ns):
         return None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, needs_step_begins
 from app.analysis.diagnosis.finding import (
@@ -38,7 +37,7 @@ from app.analysis.diagnosis.standstills import (
     unnamed_first_delays,
     with_recorded,
 )
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.trace.model import CHECKPOINT as RECORDED
 
 
@@ -49,18 +48,18 @@ class Thresholds:
     # A rank takes part in a checkpoint when it begins late by this share of the job's mean
     # standstill.
     alike: float = 0.5
-    # A stage takes part when it begins late by this share of the mean standstill.
+    # A stage takes part when it begins late by this share of the job's mean standstill.
     others: float = 0.25
     # All ranks write the checkpoint when this share of each stage's DP ranks takes part.
     ranks: float = 0.75
     # A stage also waits for another reason when it begins a step without a checkpoint late by this
     # share of a standstill.
     waiting: float = 0.1
-    # With one stage, fewer standstills than this number are in doubt: two steps always have an
+    # With one stage, the cause is in doubt for fewer standstills than this: any two steps have some
     # interval.
     sure_from: int = 3
     # Highest confidence in a single standstill, or in few standstills of a job with one stage: the
-    # job may as well wait for data.
+    # job may also wait for data.
     in_doubt: float = 0.8
 
 
@@ -73,7 +72,7 @@ class _Standstill:
 
     # (steps,): lateness of each step's begin: the earliest stage's median over the DP ranks
     late_ns: FloatArray
-    struck: NDArray[np.bool_]  # (steps,): the steps that stand still
+    struck: BoolArray  # (steps,): the steps that stand still
     apart: int  # their interval in steps, or a divisor of it; 0 for a single step
     stages: int  # stages whose first operations are recorded
     dp: int | None = None  # the only DP rank that stands still; None if all do
@@ -118,53 +117,54 @@ def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill
 
 
 def _by_sign(signs: Signs) -> Finding | None:
-    """Return the standstills; without the cause, these steps begin as late as the other steps."""
+    """Return the standstills; without the cause, these steps begin as late as other steps."""
     observation = signs.observation
     first = unnamed_first_delays(signs)
-    found = _standstill(signs, first)
-    if found is None:
+    standstill = _standstill(signs, first)
+    if standstill is None:
         return None
     gaps = signs.step_gaps
     if gaps is not None and gaps.is_worth_naming(gaps.stalled_ns):
         stalled = gaps.turns.steps[gaps.stalled_ns > 0]
-        if np.isin(observation.layout.steps[found.struck], stalled).mean() > 1 / 2:
+        if np.isin(observation.layout.steps[standstill.struck], stalled).mean() > 1 / 2:
             # These steps are late only after a long gap between steps, which is another cause.
             return None
-    late_ns = _late_ns(found, first)
-    count = int(found.struck.sum())
-    may_be_data = found.stages == 1 and count < THRESHOLDS.sure_from
+    late_ns = _late_ns(standstill, first)
+    count = int(standstill.struck.sum())
+    may_be_data = standstill.stages == 1 and count < THRESHOLDS.sure_from
     doubt = None
     if may_be_data or count == 1:
         doubt = Doubt(THRESHOLDS.in_doubt, Alternative() if may_be_data else None)
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
-        evidence=tuple(_evidence(observation, found)),
-        where=Where(dp=found.dp),
-        figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
+        evidence=tuple(_evidence(observation, standstill)),
+        where=Where(dp=standstill.dp),
+        figure=LateLaunches(by_step_s=tuple((standstill.late_ns / 1e9).tolist())),
         launches=Launches(late_ns),
         doubt=doubt,
     )
 
 
-def _late_ns(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
+def _late_ns(standstill: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
     """Return launch delays of first operations by checkpoints, by node, shape (steps, dp), ns.
 
     A stage that is late in other steps too also waits for another reason: of its delay, the part
     counts that the other stages take to write the checkpoint.
     """
-    least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
-    ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
+    least_ns = THRESHOLDS.others * standstill.late_ns[standstill.struck].mean()
+    ranks = slice(None) if standstill.dp is None else slice(standstill.dp, standstill.dp + 1)
     # Late first operations: a stage stands still before or after it gathers its parameters.
     delays = {
         node: delay[:, ranks]
         for node, delay in first.items()
-        if delay[found.struck, ranks].mean() >= least_ns
+        if delay[standstill.struck, ranks].mean() >= least_ns
     }
-    typical = {node: float(np.median(delay[~found.struck])) for node, delay in delays.items()}
+    typical = {node: float(np.median(delay[~standstill.struck])) for node, delay in delays.items()}
     waiting = {
         node
         for node, delay in delays.items()
-        if delay[~found.struck].max() >= THRESHOLDS.waiting * found.late_ns[found.struck].mean()
+        if delay[~standstill.struck].max()
+        >= THRESHOLDS.waiting * standstill.late_ns[standstill.struck].mean()
     }
     only_write = [delay - typical[node] for node, delay in delays.items() if node not in waiting]
     alike = np.median(only_write, axis=(0, 2))[:, None] if only_write else None
@@ -175,30 +175,30 @@ def _late_ns(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, Floa
         else:
             late = delay - typical[node]
         late_ns[node] = np.zeros_like(first[node])
-        late_ns[node][:, ranks] = np.where(found.struck[:, None], np.maximum(late, 0.0), 0.0)
+        late_ns[node][:, ranks] = np.where(standstill.struck[:, None], np.maximum(late, 0.0), 0.0)
     return late_ns
 
 
-def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
-    steps = listed(observation.layout.steps[found.struck].tolist())
-    worst = int(np.argmax(found.late_ns))
-    who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
-    if found.dp is not None:
-        who = f"DP rank {found.dp} launches"
+def _evidence(observation: Observation, standstill: _Standstill) -> list[Evidence]:
+    steps = listed(observation.layout.steps[standstill.struck].tolist())
+    worst = int(np.argmax(standstill.late_ns))
+    who = f"All {standstill.stages} stages launch" if standstill.stages > 1 else "DP ranks launch"
+    if standstill.dp is not None:
+        who = f"DP rank {standstill.dp} launches"
     when = (
-        f"{steps}: {found.apart} steps apart, or several times that"
-        if found.apart
+        f"{steps}: {standstill.apart} steps apart, or several times that"
+        if standstill.apart
         else f"{steps}, and of no other"
     )
     return [
         Evidence(
-            f"{who} nothing for {found.late_ns[found.struck].mean() / 1e6:.0f} ms at the start of "
-            f"{when}",
+            f"{who} nothing for {standstill.late_ns[standstill.struck].mean() / 1e6:.0f} ms at the "
+            f"start of {when}",
             StepView(step=int(observation.layout.steps[worst])),
         ),
         Evidence(
-            f"The {int((~found.struck).sum())} other steps begin within "
-            f"{found.late_ns[~found.struck].max() / 1e6:.0f} ms"
+            f"The {int((~standstill.struck).sum())} other steps begin within "
+            f"{standstill.late_ns[~standstill.struck].max() / 1e6:.0f} ms"
         ),
     ]
 

@@ -26,7 +26,7 @@ from app.analysis.diagnosis.standstills import (
     unnamed_first_delays,
     with_recorded,
 )
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import DATA_LOADING as RECORDED
 from app.analysis.wording import name_list

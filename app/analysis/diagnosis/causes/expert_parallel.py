@@ -28,7 +28,7 @@ from app.analysis.diagnosis.group_waits import (
 from app.analysis.diagnosis.locations import FigureView, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
 
@@ -114,11 +114,11 @@ def _groups(observation: Observation) -> list[_Group]:
     begins_ns = np.split(trace.start_ns[computing], first[1:])
     computations_ns = dict(zip(ranks.tolist(), begins_ns, strict=True))
     total_ns = computing_ns(observation)
-    found = [
+    groups = [
         _group(trace, mine, size, total_ns, computations_ns)
         for mine in np.split(rows, np.flatnonzero(np.diff(group)) + 1)
     ]
-    measured = [group for group in found if group is not None]
+    measured = [group for group in groups if group is not None]
     return sorted(measured, key=lambda group: -group.share)
 
 

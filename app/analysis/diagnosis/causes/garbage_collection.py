@@ -15,9 +15,11 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_co
 from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches, Stalls
 from app.analysis.diagnosis.late_launches import on_many_workers
 from app.analysis.diagnosis.locations import FigureView, StepView
-from app.analysis.diagnosis.observation import Observation, SingleArray
+from app.analysis.diagnosis.observation import (
+    Observation,
+)
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray, SingleArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 

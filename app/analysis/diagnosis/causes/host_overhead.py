@@ -7,7 +7,6 @@ from itertools import zip_longest
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
 from app.analysis.diagnosis.finding import (
@@ -30,8 +29,8 @@ from app.analysis.diagnosis.locations import (
 )
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, healthy_launches
 from app.analysis.diagnosis.session_view import Signs
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.adaptations.signs import lags_after_transfers
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
@@ -272,7 +271,7 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _SlowHosts) -
 
 def _late_launches(
     observation: Observation, idling: _Idling, slow: _SlowHosts, step_gap_ns: float
-) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
+) -> tuple[dict[int, FloatArray], dict[int, BoolArray]]:
     """Return launch delays by node, shape (steps, dp), ns, and which DP ranks' hosts are slow.
 
     Nodes are computations, transfers and data-parallel collectives. A node with regular delays has
@@ -286,7 +285,7 @@ def _late_launches(
     layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
     launched = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS, *P2P, *DP_COLLECTIVES))
     late_ns: dict[int, FloatArray] = {}
-    on_time: dict[int, NDArray[np.bool_]] = {}
+    on_time: dict[int, BoolArray] = {}
     for stage in range(layout.pp):
         mine = np.zeros(layout.dp, dtype=bool)
         mine[[dp for dp, pp in slow.workers if pp == stage]] = True
@@ -313,9 +312,9 @@ def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
     step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
     if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):
         return 0.0
-    known = gaps.turns.known
-    recorded_ns = np.sum([np.zeros(len(known)), *gaps.recorded_ns.values()], axis=0)
-    empty_ns = step_gap_ns - float(np.median(recorded_ns[known]))
+    has_gap = gaps.turns.known
+    recorded_ns = np.sum([np.zeros(len(has_gap)), *gaps.recorded_ns.values()], axis=0)
+    empty_ns = step_gap_ns - float(np.median(recorded_ns[has_gap]))
     longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
     return min(max(empty_ns, 0.0), longest_ns)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.finding import (
@@ -20,7 +19,7 @@ from app.analysis.diagnosis.finding import (
 from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
 _NAMED_STAGES: Final = 8
@@ -40,9 +39,9 @@ class Thresholds:
     late_share: float = 0.05  # …and later by this share of a computation
     min_share: float = 0.3  # it is held up in this share of the steps; by chance, in fewer
     # Half of the relative 95 % interval of the step time without the cause, in addition to late
-    # launches; measured on synthetic jobs. Without the hold-up the computation might share its
-    # device with transfers, which no trace shows. Without this term 9 of 10 intervals contain the
-    # true step time.
+    # launches; measured on synthetic jobs. If it were not held up, the computation might share its
+    # device with transfers, which no trace shows. Without this term only 9 of 10 intervals contain
+    # the true step time.
     unsure: float = 0.007
 
 
@@ -94,7 +93,7 @@ def _find(signs: Signs) -> Finding | None:
         "…" if len(stages) > _NAMED_STAGES else ""
     )
     worst = int(np.argmax(delays.sum(axis=(0, 2))))
-    on_time: dict[int, NDArray[np.bool_]] = {node: delay > 0 for node, delay in held.items()}
+    on_time: dict[int, BoolArray] = {node: delay > 0 for node, delay in held.items()}
     return Finding(
         change=Change(on_time=on_time),
         evidence=(

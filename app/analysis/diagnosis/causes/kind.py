@@ -94,7 +94,7 @@ SHARED_PROCESSORS: Final = "the ranks share the processors of one host"
 
 
 def always(value: T) -> Callable[[Cause, Hosts], T]:
-    """Return a function that returns the same clause or remedy for every cause of a kind."""
+    """Return a function that returns the same clause or remedy for every cause of its kind."""
     return lambda _cause, _hosts: value
 
 

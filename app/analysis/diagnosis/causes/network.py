@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.dp_collectives import (
@@ -38,7 +37,7 @@ from app.analysis.diagnosis.locations import (
 from app.analysis.diagnosis.network_baseline import HOW_OF_ALL, OF_ALL, slower_than_before
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import mean, median
 
@@ -122,7 +121,18 @@ def _find(signs: Signs) -> Finding | None:
     if links.ends:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = dict(zip(gathered.stages, np.mean(gathered.by_step, axis=1).tolist(), strict=True))
-    late = _unrecorded(observation, slow_at)
+    # An unrecorded gradient reduction takes the time from the last computation to the end of the
+    # step; on slow stages its excess counts.
+    waits = unrecorded_reducing(observation)
+    others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
+    late = {}
+    if others and slow_at:
+        typical = float(np.median(others))
+        late = {
+            node: np.maximum(wait - typical, 0.0)
+            for stage, (node, wait) in waits.items()
+            if stage in slow_at and float(np.mean(wait)) > THRESHOLDS.slow * typical
+        }
     return Finding(
         change=Change(
             transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
@@ -139,7 +149,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _typical_transfers(
-    observation: Observation, links: _Links, slow: NDArray[np.bool_]
+    observation: Observation, links: _Links, slow: BoolArray
 ) -> dict[int, FloatArray]:
     """Return upper limits of the transfer times of slow links, by node, shape (1, dp), ns.
 
@@ -162,23 +172,6 @@ def _typical_transfers(
             in_order = sorted(nodes, key=op.__getitem__)
             transfers |= {node: of_type[op[node]] for node in in_order}
     return transfers
-
-
-def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
-    """Return the excess time of the unrecorded gradient reduction on slow stages, by node, ns.
-
-    The reduction takes the time between the last computation and the end of the step.
-    """
-    waits = unrecorded_reducing(observation)
-    others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
-    if not others or not slow_at:
-        return {}
-    typical = float(np.median(others))
-    return {
-        node: np.maximum(wait - typical, 0.0)
-        for stage, (node, wait) in waits.items()
-        if stage in slow_at and float(np.mean(wait)) > THRESHOLDS.slow * typical
-    }
 
 
 def _pipeline_links(observation: Observation) -> _Links:
@@ -210,7 +203,7 @@ def _pipeline_links(observation: Observation) -> _Links:
 
 
 def _typical_elsewhere(
-    observation: Observation, links: _Links, slow: NDArray[np.bool_]
+    observation: Observation, links: _Links, slow: BoolArray
 ) -> dict[int, float]:
     """Return the median transfer time of each type on links that are not slow, by op code, ns.
 
@@ -231,12 +224,12 @@ def _typical_elsewhere(
     return typical_of(observation) | {code: median_of(parts) for code, parts in fast.items()}
 
 
-def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
+def _beyond(ratio: FloatArray) -> BoolArray:
     """Return which links or steps are slow, compared with a low quantile of all."""
     return np.asarray(ratio > THRESHOLDS.slow * reference_of(ratio))
 
 
-def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
+def _slow_stages(gathered: Collectives) -> BoolArray:
     """Return which of several stages have slow collectives on all ranks, shape (stages,).
 
     At least two collectives of a stage must be slow: in few steps a single slow collective may be
@@ -250,7 +243,7 @@ def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
 
 
 def _at_fault(
-    links: _Links, slow: NDArray[np.bool_], slow_at: set[int], dp_ranks: int
+    links: _Links, slow: BoolArray, slow_at: set[int], dp_ranks: int
 ) -> tuple[Worker, ...]:
     """Return the workers whose own network link is slow.
 
@@ -280,7 +273,7 @@ def _at_fault(
 def _evidence(  # noqa: PLR0913, PLR0917 - the parts of the finding
     observation: Observation,
     links: _Links,
-    slow: NDArray[np.bool_],
+    slow: BoolArray,
     slow_at: set[int],
     collectives: dict[int, float],
     workers: tuple[Worker, ...],

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.finding import (
@@ -26,7 +25,7 @@ from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.locations import FigureView, JobFacts, SlowSpells, StepView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray
 from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
@@ -72,12 +71,12 @@ class _Traffic:
     by_step: FloatArray  # (steps,): level of the median line ÷ that in the quietest steps
 
     @property
-    def slow(self) -> NDArray[np.bool_]:
+    def slow(self) -> BoolArray:
         """Return the steps in which transfers are slow, shape (steps,)."""
         return np.asarray(self.by_step >= THRESHOLDS.slow)
 
     @property
-    def quiet(self) -> NDArray[np.bool_]:
+    def quiet(self) -> BoolArray:
         """Return the steps in which only the job itself uses the network, shape (steps,)."""
         return np.asarray(self.by_step < THRESHOLDS.quiet)
 
@@ -180,7 +179,13 @@ def _find(signs: Signs) -> Finding | None:
     for units in (links, collectives):
         for moved in units.values():
             transfers.update(_as_when_quiet(observation, moved, slow, busy))
-    late = _unrecorded(observation, slow, busy)
+    # An unrecorded gradient reduction takes the time from the last computation to the end of the
+    # step; in busy steps its excess counts.
+    late = {}
+    for node, wait in unrecorded_reducing(observation).values():
+        typical = float(np.median(wait[~busy]))
+        if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
+            late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
     times = float(np.mean(by_step[slow]))
     return Finding(
         change=Change(
@@ -200,8 +205,8 @@ def _find(signs: Signs) -> Finding | None:
 def _as_when_quiet(
     observation: Observation,
     moved: list[tuple[int, ...]],
-    slow: NDArray[np.bool_],
-    busy: NDArray[np.bool_],
+    slow: BoolArray,
+    busy: BoolArray,
 ) -> dict[int, FloatArray]:
     """Return a carrier's quiet transfer times for busy steps, by node, shape (steps, dp), ns.
 
@@ -215,21 +220,6 @@ def _as_when_quiet(
     # All nodes share one array, which saves memory.
     without = np.where(busy[:, None], np.maximum(typical, 0.0)[None, :], np.inf)
     return {node: without for members in moved for node in members}
-
-
-def _unrecorded(
-    observation: Observation, slow: NDArray[np.bool_], busy: NDArray[np.bool_]
-) -> dict[int, FloatArray]:
-    """Return the excess time of the unrecorded gradient reduction in busy steps, by node, ns.
-
-    The reduction takes the time between the last computation and the end of the step.
-    """
-    late = {}
-    for node, wait in unrecorded_reducing(observation).values():
-        typical = float(np.median(wait[~busy]))
-        if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
-            late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
-    return late
 
 
 def _evidence(

@@ -11,14 +11,13 @@ from math import exp, lgamma, log
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always, needs_peers
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Rotation, Uncertainty
 from app.analysis.diagnosis.locations import FigureView, JobFacts, RegionView, SlowSpells, Where
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -52,7 +51,7 @@ class _Rotation:
     """The slow workers of each step."""
 
     ratio: FloatArray  # (pp, steps, dp): computing ÷ that of the worker's median step
-    slow: NDArray[np.bool_]  # (pp, steps, dp)
+    slow: BoolArray  # (pp, steps, dp)
     slowest: IntArray  # (steps,): number of the slowest worker, -1 where none is slow
     again: int  # steps with the same slowest worker as the step before
 

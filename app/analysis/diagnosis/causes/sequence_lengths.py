@@ -18,10 +18,13 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.locations import FigureView, RegionView
 from app.analysis.diagnosis.microbatch_effects import Effects
-from app.analysis.diagnosis.observation import Observation, SingleArray, sample
+from app.analysis.diagnosis.observation import (
+    Observation,
+    sample,
+)
 from app.analysis.diagnosis.recorded_lengths import recorded_lengths
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import FloatArray, SingleArray
 from app.analysis.trace.model import BACKWARD_COMPUTE
 from app.analysis.wording import percent
 

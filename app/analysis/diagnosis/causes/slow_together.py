@@ -12,7 +12,6 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
@@ -38,7 +37,7 @@ from app.analysis.diagnosis.locations import (
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, scatter_of_most
 from app.analysis.diagnosis.recorded_lengths import SlowTogether, slow_together
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import recorded_step_times
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GC
@@ -89,8 +88,8 @@ def _hides(signs: Signs) -> bool:
 def _find(signs: Signs) -> Finding | None:
     """Return the slow steps; without the cause all workers compute as in their best steps."""
     observation = signs.observation
-    found = observation.memoize(slow_together)
-    factor = found.factor
+    slowdown = observation.memoize(slow_together)
+    factor = slowdown.factor
     within = bool(factor.slow.any()) and not _are_of_long_microbatches(signs, factor)
     before = signs.past if signs.past is not None and signs.past.all_slower else None
     if not within:
@@ -98,7 +97,7 @@ def _find(signs: Signs) -> Finding | None:
     by_step = factor.by_step * (1.0 if before is None else before.times)
     share = (1 - 1 / by_step)[:, None]
     less = _lost_ns(observation, share)
-    likely = _likely(signs, found)
+    likely = _likely(signs, slowdown)
     steps = observation.layout.steps
     figure = ComputingLevels(
         by_step=tuple(factor.level.tolist()),
@@ -113,7 +112,7 @@ def _find(signs: Signs) -> Finding | None:
     return Finding(
         change=Change(less_ns=less),
         evidence=(
-            *_evidence(observation, found, figure),
+            *_evidence(observation, slowdown, figure),
             *(() if before is None else (_against_past(before),)),
         ),
         where=Where(spells=spells),
@@ -150,10 +149,10 @@ def _slower_than_before(observation: Observation, past: Past) -> Finding:
 
 
 def _against_past(past: Past) -> Evidence:
-    known = int(np.count_nonzero(~np.isnan(past.ratio)))
+    compared = int(np.count_nonzero(~np.isnan(past.ratio)))
     of = "" if past.sessions == 1 else f" and {past.sessions - 1} more like it"
     return Evidence(
-        f"The median of {known} workers computes {past.times:.2f}× as long as in session "
+        f"The median of {compared} workers computes {past.times:.2f}× as long as in session "
         f"{past.number}{of}, of the same configuration and on the same machines",
         RegionView(view="map"),
     )
@@ -179,11 +178,11 @@ def _are_of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
     return scattered and signs.effects is not None and signs.effects.difference.differ
 
 
-def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
+def _times(level: FloatArray, slow: BoolArray) -> float:
     return float(np.mean(level[slow]))
 
 
-def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
+def _when(steps: IntArray, slow: BoolArray) -> str:
     """Return the words for the steps in which all workers are slow."""
     places = np.flatnonzero(slow)
     first, last = int(places[0]), int(places[-1])
@@ -194,20 +193,20 @@ def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
     return f"in steps {steps[first]} to {steps[last]}" if first else f"until step {steps[last]}"
 
 
-def _likely(signs: Signs, found: SlowTogether) -> str:
+def _likely(signs: Signs, slowdown: SlowTogether) -> str:
     """Return the clause about the likeliest reason of the slow steps; empty without a sign."""
-    factor = found.factor
+    factor = slowdown.factor
     pause = _pause_before(signs, factor)
     if pause:
         return pause
-    if found.work is not None and found.work >= THRESHOLDS.more_work:
-        return f"with {found.work:.2f}× the work of the best steps by their sequences' lengths"
-    if _collections_explain(signs.observation, found):
+    if slowdown.work is not None and slowdown.work >= THRESHOLDS.more_work:
+        return f"with {slowdown.work:.2f}× the work of the best steps by their sequences' lengths"
+    if _collections_explain(signs.observation, slowdown):
         return "as collecting garbage takes longer"
-    forward, others = _by_direction(signs.observation, found)
+    forward, others = _by_direction(signs.observation, slowdown)
     if others - 1 < THRESHOLDS.one_way * (forward - 1):
         return "in forwards only, as where hosts keep devices waiting"
-    if found.work is None and signs.effects is not None and signs.effects.difference.differ:
+    if slowdown.work is None and signs.effects is not None and signs.effects.difference.differ:
         return "as with longer sequences, whose lengths are not recorded"
     grows = factor.growth is not None and factor.growth >= 0
     return "as where memory, or what a step looks through, grows" if grows else ""
@@ -217,8 +216,8 @@ def _pause_before(signs: Signs, factor: CommonFactor) -> str:
     """Return the clause about an unusually long pause before the first slow step; empty if none."""
     observation, layout = signs.observation, signs.observation.layout
     first, following = int(np.argmax(factor.slow)), np.diff(layout.steps) == 1
-    known = first > 0 and bool(following[first - 1]) and not observation.trace.step_relative
-    if factor.growth is not None or not known:
+    has_pause = first > 0 and bool(following[first - 1]) and not observation.trace.step_relative
+    if factor.growth is not None or not has_pause:
         return ""
     ends = layout.begin_ns + recorded_step_times(observation.group)
     between = layout.begin_ns[1:] - ends[:-1]
@@ -228,9 +227,9 @@ def _pause_before(signs: Signs, factor: CommonFactor) -> str:
     return f"after a pause of {pause / 1e9:.1f} s, as with a checkpoint"
 
 
-def _collections_explain(observation: Observation, found: SlowTogether) -> bool:
+def _collections_explain(observation: Observation, slowdown: SlowTogether) -> bool:
     """Return whether recorded garbage collections take most of the time lost in slow steps."""
-    layout, factor = observation.layout, found.factor
+    layout, factor = observation.layout, slowdown.factor
     inside = sum(layout.paused_ns.values(), np.zeros(layout.start_ns.shape[1:]))
     taken = inside + observation.recorded_ns[layout.of_types(GC)].sum(axis=0)
     by_step = taken.mean(axis=1)
@@ -241,9 +240,9 @@ def _collections_explain(observation: Observation, found: SlowTogether) -> bool:
     return more >= THRESHOLDS.collecting * lost
 
 
-def _by_direction(observation: Observation, found: SlowTogether) -> tuple[float, float]:
+def _by_direction(observation: Observation, slowdown: SlowTogether) -> tuple[float, float]:
     """Return time in slow steps ÷ time in the best steps, for forwards and other computations."""
-    factor, ratios = found.factor, []
+    factor, ratios = slowdown.factor, []
     forwards = observation.layout.of_types(FORWARD_COMPUTE)
     computing = observation.layout.of_types(*COMPUTATIONS)
     for nodes in (forwards, computing & ~forwards):
@@ -253,11 +252,11 @@ def _by_direction(observation: Observation, found: SlowTogether) -> tuple[float,
 
 
 def _evidence(
-    observation: Observation, found: SlowTogether, figure: ComputingLevels
+    observation: Observation, slowdown: SlowTogether, figure: ComputingLevels
 ) -> list[Evidence]:
-    factor, steps = found.factor, observation.layout.steps
+    factor, steps = slowdown.factor, observation.layout.steps
     worst = StepView(step=int(steps[np.argmax(np.where(factor.slow, factor.level, 0.0))]))
-    forward, others = _by_direction(observation, found)
+    forward, others = _by_direction(observation, slowdown)
     lines = []
     if figure.growth is None:
         lines.append(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_peers
 from app.analysis.diagnosis.finding import (
@@ -36,13 +35,12 @@ from app.analysis.diagnosis.locations import (
 from app.analysis.diagnosis.microbatch_effects import Effects
 from app.analysis.diagnosis.observation import (
     Observation,
-    SingleArray,
     held_against_peers,
     lower_median,
     scatter_of_most,
 )
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import BoolArray, FloatArray, SingleArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -89,7 +87,7 @@ class _Slow:
     # by operation type: computing time ÷ that of the stage's peers
     times: Mapping[str, FloatArray]
     level: FloatArray  # the same of forward and backward combined
-    when: NDArray[np.bool_]  # the steps in which each worker is slow
+    when: BoolArray  # the steps in which each worker is slow
 
     def excess(self) -> FloatArray:
         """Return each worker's mean excess over its peers, shape (pp, dp)."""
@@ -101,10 +99,10 @@ class _Bursts:
     """Passes that take far longer than the other passes of their worker."""
 
     limit: float  # a pass is slow beyond this multiple of its worker's typical time
-    workers: NDArray[np.bool_]  # (pp, dp): workers with many such passes
+    workers: BoolArray  # (pp, dp): workers with many such passes
 
-    def of(self, residual: SingleArray) -> NDArray[np.bool_]:
-        """Return which passes of a worker's residuals are slow."""
+    def of(self, residual: SingleArray) -> BoolArray:
+        """Return a mask of the slow passes among a worker's residuals."""
         return np.asarray(residual > self.limit)
 
 
@@ -115,20 +113,20 @@ def _find(signs: Signs) -> Finding | None:
         return None
     if signs.stage_or_worker.slow is not None:
         return signs.stage_or_worker.slow
-    found = _by_step(slowness)
+    slow = _by_step(slowness)
     waits = waits_only_for_missing(observation, 1 + THRESHOLDS.slow)
     if waits.any():
-        found = replace(found, when=found.when & ~waits[:, None, :])
-    excess = found.excess()
+        slow = replace(slow, when=slow.when & ~waits[:, None, :])
+    excess = slow.excess()
     bursts = None if effects is None else _bursts(effects, excess)
     if bursts is not None and effects is not None:
-        found = _with_bursts(found, effects, bursts)
-        excess = found.excess()
+        slow = _with_bursts(slow, effects, bursts)
+        excess = slow.excess()
     if excess.max() <= 0:
         return None
-    severity = excess / np.maximum(found.when.mean(axis=1), 1e-9)
+    severity = excess / np.maximum(slow.when.mean(axis=1), 1e-9)
     slowest = np.unravel_index(np.argmax(excess), excess.shape)
-    lasting = found.when.mean(axis=1) >= THRESHOLDS.nearly_all
+    lasting = slow.when.mean(axis=1) >= THRESHOLDS.nearly_all
     straggling = severity >= np.where(lasting, THRESHOLDS.straggling, np.inf)
     chosen = np.argwhere(
         (excess > 0) & (straggling | (severity >= THRESHOLDS.to_slowest * severity[slowest]))
@@ -136,24 +134,24 @@ def _find(signs: Signs) -> Finding | None:
     workers = sorted(
         ((int(dp), int(pp)) for pp, dp in chosen), key=lambda w: -float(excess[w[1], w[0]])
     )
-    times = _without(observation, found, workers)
+    times = _without(observation, slow, workers)
     in_bursts: set[Worker] = set()
     if bursts is not None and effects is not None:
         in_bursts = {(dp, pp) for dp, pp in workers if bursts.workers[pp, dp]}
         _shorten_bursts(times, observation, effects, bursts, in_bursts)
     dp, pp = workers[0]
-    when = found.when[pp, :, dp]
-    as_slow = float(np.mean(_ratios(found.times, workers[0], when)))
+    when = slow.when[pp, :, dp]
+    as_slow = float(np.mean(_ratios(slow.times, workers[0], when)))
     spells = None
     if np.mean(when) < THRESHOLDS.nearly_all:
         spells = SlowSpells(steps=int(when.sum()), of=len(when), times=as_slow)
     absent = observation.layout.absent
     return Finding(
         change=Change(times=times),
-        evidence=tuple(_evidence(observation, found, workers, in_bursts)),
+        evidence=tuple(_evidence(observation, slow, workers, in_bursts)),
         where=Where(workers=tuple(workers), spells=spells),
         figure=WorkerSteps(
-            worker=workers[0], ratio=tuple(found.level[pp, :, dp].tolist()), times=as_slow
+            worker=workers[0], ratio=tuple(slow.level[pp, :, dp].tolist()), times=as_slow
         ),
         uncertainty=held_against_peers(observation, workers),
         # A worker that recorded nothing is known to be slow only by the time that others wait for
@@ -209,10 +207,10 @@ def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
     return _Bursts(limit, workers) if workers.any() else None
 
 
-def _with_bursts(found: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
+def _with_bursts(by_step: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
     """Return the slowness of workers; workers with bursts are slow in the steps with a burst."""
-    times = {name: by_worker.copy() for name, by_worker in found.times.items()}
-    level, when = found.level.copy(), found.when.copy()
+    times = {name: by_worker.copy() for name, by_worker in by_step.times.items()}
+    level, when = by_step.level.copy(), by_step.when.copy()
     for pp, dp in np.argwhere(bursts.workers).tolist():
         slow = np.zeros(when.shape[1], dtype=bool)
         for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
@@ -225,16 +223,14 @@ def _with_bursts(found: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
     return _Slow(times, level, when)
 
 
-def _without(
-    observation: Observation, found: _Slow, workers: list[Worker]
-) -> dict[int, FloatArray]:
+def _without(observation: Observation, slow: _Slow, workers: list[Worker]) -> dict[int, FloatArray]:
     """Return, by node, factors of computing times that remove the slowness of some workers."""
     times: dict[int, FloatArray] = {}
-    for name, by_worker in found.times.items():
+    for name, by_worker in slow.times.items():
         for pp in sorted({pp for _, pp in workers}):
-            factor = np.ones(found.when.shape[1:])
+            factor = np.ones(slow.when.shape[1:])
             for dp in (dp for dp, stage in workers if stage == pp):
-                own, when = by_worker[pp, :, dp], found.when[pp, :, dp]
+                own, when = by_worker[pp, :, dp], slow.when[pp, :, dp]
                 if observation.shares_processors:
                     # The median over the steps: single steps vary by contention, also those of the
                     # peers.
@@ -263,7 +259,7 @@ def _shorten_bursts(
 
 
 def _ratios(
-    slowness: Mapping[str, FloatArray], worker: Worker, when: NDArray[np.bool_]
+    slowness: Mapping[str, FloatArray], worker: Worker, when: BoolArray
 ) -> tuple[float, float]:
     """Return a worker's mean computing time ÷ its peers', for forwards and for backwards."""
     dp, pp = worker
@@ -274,12 +270,12 @@ def _ratios(
 
 
 def _evidence(
-    observation: Observation, found: _Slow, workers: list[Worker], in_bursts: set[Worker]
+    observation: Observation, slow: _Slow, workers: list[Worker], in_bursts: set[Worker]
 ) -> list[Evidence]:
     lines = []
     for dp, pp in workers[:_NAMED]:
-        when = found.when[pp, :, dp]
-        forward, backward = _ratios(found.times, (dp, pp), when)
+        when = slow.when[pp, :, dp]
+        forward, backward = _ratios(slow.times, (dp, pp), when)
         bursts = ", in bursts of some passes" if (dp, pp) in in_bursts else ""
         lines.append(
             Evidence(
@@ -300,7 +296,7 @@ def _evidence(
     return lines
 
 
-def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
+def _when(observation: Observation, slow: BoolArray) -> str:
     """Return the words for the steps in which a worker is slow."""
     count, share = len(slow), float(np.mean(slow))
     if count == 1:

@@ -15,7 +15,7 @@ from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Wor
 from app.analysis.diagnosis.locations import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
 from app.analysis.diagnosis.observation import Observation, held_against_peers, scatter_of_most
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 

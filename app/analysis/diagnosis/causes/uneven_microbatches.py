@@ -14,8 +14,8 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.locations import JobFacts, RegionView, Where
 from app.analysis.diagnosis.session_view import Signs
+from app.analysis.quantities import FloatArray
 from app.analysis.replay.engine.replay import NO_TRANSFER
-from app.analysis.replay.layout.dense import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.observation import Observation, lower_median
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
@@ -169,7 +169,7 @@ class StageCapacity:
 
     stage: IntArray  # (places,): stage of each chunk of the model
     layers: IntArray  # (stages,): the most layers that fit
-    known: bool  # whether the metadata have the limit
+    is_known: bool  # whether the metadata have the limit
 
     def most(self, place: int) -> int:
         """Return the maximum number of layers of a chunk that its stage's memory can hold."""
@@ -188,12 +188,12 @@ def stage_capacity(extra: Mapping[str, Any], costs: LayerCosts) -> StageCapacity
     numbers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if numbers is None:
         numbers = [given] * stages
-    known = len(numbers) == stages and all(
+    is_valid = len(numbers) == stages and all(
         isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
     )
-    layers = np.array(numbers if known else [_UNLIMITED] * stages, dtype=np.int64)
+    layers = np.array(numbers if is_valid else [_UNLIMITED] * stages, dtype=np.int64)
     today = np.bincount(stage, weights=costs.layers, minlength=stages).astype(np.int64)
-    return StageCapacity(stage, np.maximum(layers, today), known)
+    return StageCapacity(stage, np.maximum(layers, today), is_valid)
 
 
 @dataclass(frozen=True, slots=True)

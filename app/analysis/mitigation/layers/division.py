@@ -24,8 +24,8 @@ from app.analysis.mitigation.layers.costs import (
 )
 from app.analysis.mitigation.layers.execution import TypicalStep, find_owners
 from app.analysis.mitigation.layers.search import EQUAL, search
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.engine.simulator import Replacement
-from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.model import FORWARD_COMPUTE
 from app.analysis.trace.parallelism import layers_per_chunk
@@ -64,15 +64,15 @@ def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
     if costs is None:
         return []
     room = stage_capacity(meta.extra, costs)
-    found = search(TypicalStep(replayed.main, costs), room)
-    proven = found.proven and not replayed.graph.chained
-    as_good_ns = (1 + EQUAL) * found.best[0][0]
-    now_ns = next(time for time, counts in found.best if (counts == costs.layers).all())
+    ranked = search(TypicalStep(replayed.main, costs), room)
+    proven = ranked.proven and not replayed.graph.chained
+    as_good_ns = (1 + EQUAL) * ranked.best[0][0]
+    now_ns = next(time for time, counts in ranked.best if (counts == costs.layers).all())
     return [
         Candidate(
             _division(costs, counts, room, proven=proven and time_ns <= as_good_ns), costs, counts
         )
-        for time_ns, counts in found.best[:_REPLAYED]
+        for time_ns, counts in ranked.best[:_REPLAYED]
         if time_ns < now_ns
     ]
 
@@ -124,7 +124,7 @@ def _division(
         embedding_ms=costs.embedding_ns * _MS_PER_NS,
         head_ms=costs.head_ns * _MS_PER_NS,
         proven=proven,
-        max_layers=tuple(room.layers.tolist()) if room.known else None,
+        max_layers=tuple(room.layers.tolist()) if room.is_known else None,
         flag=launcher_flag(layers),
     )
 

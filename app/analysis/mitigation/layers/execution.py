@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import ShapeGroup, filled_ns
 from app.analysis.trace import model as ops

@@ -15,19 +15,19 @@ import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts, StageCapacity
 from app.analysis.mitigation.layers.execution import Chain, TypicalStep
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.quantities import FloatArray, IntArray
 
 # Layer prices that differ by a smaller share are equal: the difference is rounding.
 _ALIKE: Final = 1e-9
 # Number of iterations that improve the weights of the mean chain.
 _LIFTS: Final = 60
-# Exponent that sets how fast longer chains gain weight, per iteration and relative to the step
-# time.
+# Rate of the multiplicative weights: the logarithm of a chain's weight falls by this rate times the
+# chain's shortfall behind the longest chain, as a share of the step time.
 _LEARNING_RATE: Final = 2.0
 # Maximum number of executed divisions. At the limit the best one is returned without a proof that
 # it is optimal.
 _MOST_RUNS: Final = 250
-# Maximum number of nodes of all branch-and-bound trees of a search; it bounds the search's time.
+# Maximum number of nodes of all branch-and-bound trees of a search, which bounds the search's time.
 _MOST_NODES: Final = 40_000
 # Divisions whose step times differ by a smaller share are equal: the difference cannot be measured.
 EQUAL: Final = 5e-4
@@ -98,7 +98,7 @@ def chain_prices(costs: LayerCosts, chains: Sequence[Chain]) -> ChainPrices:
 def suffix_bounds_ns(rows: ChainPrices, room: StageCapacity) -> FloatArray:
     """Return by chain the minimum cost of the remaining layers on the remaining places, ns.
 
-    Shape (places + 1, layers + 1, chains), by first place and first layer.
+    The shape is (places + 1, layers + 1, chains), indexed by first place and first layer.
     """
     places, total = rows.places, rows.total
     rest = np.full((places + 1, total + 1, len(rows.fixed_ns)), np.inf)
@@ -249,13 +249,13 @@ class _Search:
         while len(self._tried) < _MOST_RUNS:
             self._hill_climb()
             below = (1 - EQUAL) * self._best()[0]
-            found = self._most_promising(below)
-            if found is None:
+            promising = self._most_promising(below)
+            if promising is None:
                 proven = self._nodes > 0
                 break
-            if found.tobytes() in self._tried:
+            if promising.tobytes() in self._tried:
                 break
-            self._run(found)
+            self._run(promising)
         order = sorted(self._tried.values(), key=lambda item: (item[0], *item[1].tolist()))
         return RankedDivisions(tuple(order), proven)
 
@@ -270,8 +270,8 @@ class _Search:
 
     def _add(self, chain: Chain) -> None:
         key = chain.passes.tobytes() + np.round(chain.by_layer_ns).tobytes()
-        known = self._chains.get(key)
-        if known is None or known.fixed_ns < chain.fixed_ns:
+        previous = self._chains.get(key)
+        if previous is None or previous.fixed_ns < chain.fixed_ns:
             self._chains[key] = chain
 
     def _rows(self) -> ChainPrices:
@@ -342,9 +342,9 @@ class _Search:
             return None
         most = largest_chunks(rows, self._room, rest, below_ns)
         branch = _BranchAndBound(rows, rest, most, self._room, below_ns, self._nodes)
-        found = branch.best()
+        layers = branch.best()
         self._nodes = branch.nodes
-        return found
+        return layers
 
 
 class _BranchAndBound:
@@ -363,7 +363,7 @@ class _BranchAndBound:
         self._below_ns, self.nodes = below_ns, nodes
         self._found: IntArray | None = None
         self._chosen = np.zeros(rows.places, dtype=np.int64)
-        # total maximum number of layers of each place and all later places
+        # total maximum number of layers on each place and all later places
         self._behind = np.append(np.cumsum(most[::-1])[::-1], 0)
         # remaining capacity of each stage
         self._free = np.minimum(room.layers, largest_stages(rows, room, most, below_ns))

@@ -104,23 +104,23 @@ def _weighed_s(item: Alternative) -> float:
 
 
 def _candidates(problem: Problem) -> Iterator[_Candidate]:
-    group, budget, known = problem.group, problem.accuracy_budget, problem.methods
+    group, budget, methods = problem.group, problem.accuracy_budget, problem.methods
     costs = problem.costs or Costs()
     fastest_s, mean_s = group.fastest_s, float(group.time_s.mean())
     t_min, t_avg = Criterion.T_MIN, Criterion.T_AVG
     yield _Candidate(Method.NONE, None, Shares.nothing(group.ranks))
-    if Method.ZERO in known:
+    if Method.ZERO in methods:
         yield _Candidate(Method.ZERO, t_min, resize(group, fastest_s, budget))
         yield _Candidate(Method.ZERO, t_avg, resize(group, mean_s))
         yield _Candidate(Method.ZERO, t_min, resize(group, fastest_s))
-    if Method.MIGRATE in known:
+    if Method.MIGRATE in methods:
         yield _Candidate(Method.MIGRATE, t_min, migrate(group))
-    if Method.SEMI in known:
+    if Method.SEMI in methods:
         yield _Candidate(Method.SEMI, t_min, semi(group, costs, budget))
         yield _Candidate(Method.SEMI, t_min, semi(group, costs))
-    if Method.WATERFILL in known:
+    if Method.WATERFILL in methods:
         yield _Candidate(Method.WATERFILL, None, fill(group, costs))
-    if Method.STICKY in known and can_move(problem.sizes):
+    if Method.STICKY in methods and can_move(problem.sizes):
         yield _Candidate(Method.STICKY, None, even(group))
 
 

@@ -14,13 +14,15 @@ from enum import IntEnum, StrEnum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
-from app.analysis.mitigation.tensor.group import STRAGGLES, FloatArray, Group, Shares
-
-BoolArray = NDArray[np.bool_]
+from app.analysis.mitigation.tensor.group import (
+    STRAGGLES,
+    Group,
+    Shares,
+)
+from app.analysis.quantities import BoolArray, FloatArray
 
 # Maximum and minimum number of latest reports from which noise is estimated.
 LOOKED_BACK: Final = 32
@@ -227,8 +229,8 @@ def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
         rung = Rung(min(rung + 1, Rung.STICKY))
     if streak.since_step is not None and step - streak.since_step >= STICKY_AFTER:
         rung = Rung.STICKY
-    known = {RUNGS[method] for method in methods if method is not Method.NONE}
-    if not any(rung <= other for other in known):
+    available = {RUNGS[method] for method in methods if method is not Method.NONE}
+    if not any(rung <= other for other in available):
         rung = streak.rung
     # A failed plan is replaced at this report, without waiting for `IN_A_ROW` reports.
     drifted = IN_A_ROW - 1 if rung > streak.rung else streak.drifted
@@ -268,14 +270,14 @@ def _wanted(document: MitigationDocument, rung: Rung) -> Alternative:
     """
     near_s = STRAGGLES * document.fastest_time_s
     for at in [other for other in Rung if other >= rung]:
-        found = _first_of(
+        sufficient = _first_of(
             document,
             lambda item, at=at: (  # type: ignore[misc]
                 RUNGS.get(item.method) == at and item.predicted_time_s <= near_s
             ),
         )
-        if found is not None:
-            return found
+        if sufficient is not None:
+            return sufficient
     best = _first_of(document, lambda item: RUNGS.get(item.method, Rung.STICKY) >= rung)
     return best or document.best
 
@@ -297,8 +299,8 @@ def shares_of(item: Alternative, group: Group) -> Shares:
     return shares
 
 
-def drift_between(one: Shares, other: Shares, group: Group) -> float:
+def drift_between(shares: Shares, other: Shares, group: Group) -> float:
     """Return |Δγ|: the largest difference between two plans in a rank's shed or received share."""
-    shed = np.abs(one.shed - other.shed).max()
-    received = np.abs(one.received - other.received).max()
+    shed = np.abs(shares.shed - other.shed).max()
+    received = np.abs(shares.received - other.received).max()
     return float(max(shed, received)) / group.units

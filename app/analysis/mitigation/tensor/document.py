@@ -56,21 +56,21 @@ class RankShare:
     """Share of work of a rank under an alternative."""
 
     rank: int
-    """Rank within the group, from 0."""
+    """Number of the rank within the group, from 0."""
     time_s: float
-    """T without any plan: seconds of a step without waiting at collectives."""
+    """T without any plan: the time of a step without waiting at collectives, seconds."""
     predicted_time_s: float
     """T under the alternative, seconds."""
     gamma: float
-    """The share of its columns that is not computed: `resized_columns` ÷ K."""
+    """γ, the share of the rank's columns that no rank computes: `resized_columns` ÷ K."""
     resized_columns: int
-    """Columns that no rank computes in the step."""
+    """Number of the rank's columns that no rank computes in the step."""
     migrated_columns: int
-    """Columns that other ranks compute."""
+    """Number of the rank's columns that other ranks compute."""
     received_columns: int
-    """Columns that the rank computes for others."""
+    """Number of columns that the rank computes for other ranks."""
     to: Mapping[str, int]
-    """Migrated columns by the rank that computes them."""
+    """Number of migrated columns by the rank that computes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,24 @@ class Alternative:
     method: Method
     """Method of workload control."""
     criterion: Criterion | None
-    """Target time of stragglers in Eq. 1; None for methods without one."""
+    """Target time of stragglers in Eq. 1: mean or minimum; None for methods without a target time.
+    """
     predicted_time_s: float
     """T of the slowest rank, for which the step waits, seconds."""
     speedup: float
-    """The slowest rank's time without a plan ÷ the predicted one."""
+    """Slowest rank's time without a plan ÷ its predicted time."""
     loss_risk: LossRisk
-    """``none`` where every column is computed, ``small`` within the accuracy budget,
-    ``beyond_budget`` above it."""
+    """``none`` if every column is computed, ``small`` if γ is within the accuracy budget,
+    ``beyond_budget`` if it is above.
+    """
     within_budget: bool
-    """Whether no rank's γ is above the accuracy budget."""
+    """Whether the γ of every rank is within the accuracy budget."""
     extra_bytes: int | None
-    """Additional traffic, bytes: in each step, with ``sticky`` once. None where the specification
-    has no sizes."""
+    """Additional traffic in each step (with ``sticky`` once), bytes; None if the specification has
+    no sizes.
+    """
     ranks: tuple[RankShare, ...]
-    """All ranks of the group."""
+    """Share of work of each rank of the group."""
 
     @property
     def gamma(self) -> float:
@@ -113,24 +116,25 @@ class MitigationDocument:
 
     schema: Literal["paceline.mitigation/1"]
     columns: int
-    """K, columns of each rank."""
+    """K, the number of columns of each rank."""
     unit: int
-    """Columns that move or are left out together, such as those of a head."""
+    """Number of columns that move or are left out together, such as the columns of a head."""
     accuracy_budget: float
-    """Largest accepted γ."""
+    """Largest γ whose loss of accuracy is accepted."""
     fastest_time_s: float
     """T of the fastest rank without any plan, seconds."""
     slowest_time_s: float
     """T of the slowest rank without any plan, seconds."""
     stragglers: tuple[int, ...]
-    """Ranks that take over 1.10 × the fastest's time, the slowest first."""
+    """Ranks that take over 1.10 × the fastest rank's time, the slowest first."""
     costs_sampled: bool
     """Whether the cost of communication was sampled; otherwise predictions count it as free."""
     alternatives: tuple[Alternative, ...]
-    """Best first: by predicted time within the budget, then those beyond it."""
+    """Alternatives within the budget, fastest first, then alternatives beyond the budget."""
     chosen: Method
-    """The method of the first alternative, which is always within the budget; ``none`` where no
-    rank straggles."""
+    """Method of the first alternative, which is always within the budget; ``none`` if no rank
+    straggles.
+    """
 
     @property
     def best(self) -> Alternative:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import FloatArray, IntArray
 
 # A rank is a straggler if it takes this many times the fastest rank's time; a smaller difference is
 # noise.

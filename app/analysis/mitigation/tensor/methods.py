@@ -15,8 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
+from app.analysis.mitigation.tensor.group import (
+    Affine,
+    Costs,
+    Group,
+    Shares,
+)
 from app.analysis.mitigation.tensor.prediction import busy_s, levelled, predicted_s, routed, slices
+from app.analysis.quantities import FloatArray, IntArray
 
 # Number of bisections of [0, 1] after which the interval is below the resolution of a double.
 _HALVINGS: Final = 60
@@ -153,7 +159,15 @@ def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
     stragglers, shed = group.stragglers, _to_shed(group, group.fastest_s)
     budget = _most_units(group, most)
     if len(stragglers) == 1:
-        return _semi_for_one(group, int(stragglers[0]), costs, budget)
+        straggler = int(stragglers[0])
+        count = int(shed[straggler])
+        receivers = np.delete(np.arange(group.ranks), straggler)
+        column_s = float(group.unit_s[receivers].max()) / group.unit
+        beta = resized_share(count * group.unit, len(receivers), costs, column_s)
+        resized, handed = np.zeros_like(shed), np.zeros_like(shed)
+        resized[straggler] = min(round(beta * count), budget)
+        handed[straggler] = count - resized[straggler]
+        return _migrated(group, stragglers, handed, resized)
     order = np.argsort(-group.time_s, kind="stable")
     workload = np.full(group.ranks, float(group.columns))
     paying = migrating_ranks(group.time_s[order], workload, costs.communicate)
@@ -164,18 +178,6 @@ def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
     if (shed[resizing] > budget).any():
         choices.append(_migrated(group, stragglers, shed - only_resized, only_resized))
     return min(choices, key=lambda shares: float(predicted_s(group, shares, costs).max()))
-
-
-def _semi_for_one(group: Group, straggler: int, costs: Costs, budget: int) -> Shares:
-    count = int(_to_shed(group, group.fastest_s)[straggler])
-    receivers = np.delete(np.arange(group.ranks), straggler)
-    column_s = float(group.unit_s[receivers].max()) / group.unit
-    beta = resized_share(count * group.unit, len(receivers), costs, column_s)
-    resized = np.zeros(group.ranks, dtype=np.int64)
-    resized[straggler] = min(round(beta * count), budget)
-    shed = np.zeros(group.ranks, dtype=np.int64)
-    shed[straggler] = count - resized[straggler]
-    return _migrated(group, np.array([straggler]), shed, resized)
 
 
 def fill(group: Group, costs: Costs) -> Shares:

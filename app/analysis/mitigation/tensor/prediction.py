@@ -9,7 +9,13 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
+from app.analysis.mitigation.tensor.group import (
+    Affine,
+    Costs,
+    Group,
+    Shares,
+)
+from app.analysis.quantities import FloatArray, IntArray
 
 
 def renumbered(rank: int, sender: int, ranks: int) -> int:
@@ -385,5 +391,5 @@ def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) ->
 def places(sizes: Sequence[Sizes], *, once: bool) -> tuple[Place, ...]:
     """Return the layers that have their own units; empty unless all layers have their own units."""
     layers = shed_by(sizes, once=once)
-    known = [Place(item.units, item.share) for item in layers if item.units is not None]
-    return tuple(known) if len(known) == len(layers) else ()
+    with_units = [Place(item.units, item.share) for item in layers if item.units is not None]
+    return tuple(with_units) if len(with_units) == len(layers) else ()

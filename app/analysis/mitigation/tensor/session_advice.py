@@ -8,9 +8,9 @@ transfer counts as M.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,12 +30,11 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fixes import Fix
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
 from app.analysis.mitigation.tensor.group import Group
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import Trace
 from app.analysis.wording import name_list, percent
 
-NS: Final = 1e-9
 # Maximum γ whose loss of accuracy is tolerable according to the paper's measurements.
 ACCURACY_BUDGET: Final = 0.25
 # Assumed number of columns of a rank if the metadata lack it.
@@ -64,12 +63,13 @@ class GroupAdvice:
     worker: Worker
     """DP rank and stage of the group."""
     ranks: tuple[int, ...]
-    """Global ranks of its members, in the order of the advice's ranks."""
+    """Global ranks of the group, in the order of the advice's ranks."""
     columns_known: bool
-    """Whether the metadata have the columns of a rank (``tensor_columns``); otherwise columns of
-    the advice are thousandths."""
+    """Whether the metadata have the number of columns of a rank (``tensor_columns``); otherwise the
+    advice counts thousandths as columns.
+    """
     advice: MitigationDocument
-    """All alternatives, from the recorded times of the session."""
+    """Advice with all alternatives, computed from the recorded times of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class TensorAdvice:
     """Replayed workload control of tensor-parallel groups that wait for a slow rank."""
 
     groups: tuple[GroupAdvice, ...]
-    """Groups, the one with the longest waiting first."""
+    """Groups with advice, the group with the longest waiting first."""
     predicted_step_time: float
     """Mean step time with each group's chosen alternative, seconds."""
     predicted_gain: float
-    """Saved share of today's step time."""
+    """Share of today's step time that the alternatives save."""
 
 
 def advise_session(
@@ -107,7 +107,13 @@ def advise_session(
     workers = set(named_cause.where.workers)
     waits = waiting_groups(observation, measure_waits(observation))
     slow = [group for group in waits if group.cell in workers][:MOST_GROUPS]
-    columns = _tensor_columns(trace.meta.extra)
+    columns = trace.meta.extra.get(COLUMNS_KEY)
+    if (
+        isinstance(columns, bool)
+        or not isinstance(columns, int)
+        or not 1 <= columns <= MOST_COLUMNS
+    ):
+        columns = None
     total = computing_ns(observation)
     steps = len(observation.layout.steps)
     groups, kept = [], []
@@ -133,13 +139,6 @@ def advise_session(
         return None
     gain = named_cause.saves * _share_of_gain(observation, slow, kept, replayed)
     return TensorAdvice(tuple(groups), now_s * (1 - gain), gain)
-
-
-def _tensor_columns(extra: Mapping[str, Any]) -> int | None:
-    given = extra.get(COLUMNS_KEY)
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_COLUMNS:
-        return None
-    return given
 
 
 def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:

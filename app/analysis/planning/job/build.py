@@ -24,7 +24,7 @@ from app.analysis.planning.job.document import (
     TimeShares,
 )
 from app.analysis.planning.job.framework_flags import framework_flags
-from app.analysis.planning.job.node_losses import AfterLoss, after_losses
+from app.analysis.planning.job.node_losses import after_losses
 from app.analysis.planning.job.schedule import executed_ps, iteration_ps, stage_extras, stage_passes
 from app.analysis.planning.job.space import FoundJob, JobPipeline, JobPlan, in_flight
 from app.analysis.planning.job.spec import JobSpec, Parallelism
@@ -38,9 +38,9 @@ _S_PER_HOUR: Final = 3600
 _MS: Final = 1e3
 
 
-def job_document(found: FoundJob) -> JobDocument:
+def job_document(found_job: FoundJob) -> JobDocument:
     """Return the document of a plan."""
-    plan = found.plan
+    plan = found_job.plan
     space, spec = plan.space, plan.space.spec
     times = times_of(plan)
     seconds = times.simulated / _MS
@@ -58,6 +58,7 @@ def job_document(found: FoundJob) -> JobDocument:
             for device in spec.devices
         )
     documents = tuple(_template(plan, template) for template in templates)
+    used = {node for pipeline in plan.pipelines for node in pipeline.nodes}
     flops = _TRAINING * forward_flops(spec.transformer) * spec.global_batch
     return JobDocument(
         schema=SCHEMA,
@@ -67,10 +68,10 @@ def job_document(found: FoundJob) -> JobDocument:
         model_flops_utilization=flops / (seconds * peak),
         gpu_hours_per_billion_tokens=hours * spec.gpus,
         cost_per_billion_tokens=cost,
-        optimal=found.optimal,
-        lower_bound_ms=found.lower_bound_ps / PS_PER_MS,
-        gap=found.gap,
-        planning_time_s=found.planning_time_s,
+        optimal=found_job.optimal,
+        lower_bound_ms=found_job.lower_bound_ps / PS_PER_MS,
+        gap=found_job.gap,
+        planning_time_s=found_job.planning_time_s,
         global_batch=spec.global_batch,
         sequence=spec.transformer.sequence,
         layers=space.layers,
@@ -92,10 +93,28 @@ def job_document(found: FoundJob) -> JobDocument:
             key=lambda memory: memory.total,
         ),
         time=_time_shares(plan),
-        idle=_unused_devices(plan),
-        alternatives=tuple(_alternative(other, plan) for other in found.alternatives),
-        comparison={name: _simpler(other, plan) for name, other in found.comparison.items()},
-        after_losses=tuple(_after(loss, plan) for loss in after_losses(plan)),
+        idle={
+            device.name: (device.nodes - sum(at == kind for at, _ in used)) * spec.gpus_per_node
+            for kind, device in enumerate(spec.devices)
+        },
+        alternatives=tuple(_alternative(other, plan) for other in found_job.alternatives),
+        comparison={
+            name: SimplerJob(None, None, None)
+            if other is None
+            else SimplerJob(parallelism_of(other), times_of(other), other.time_ps / plan.time_ps)
+            for name, other in found_job.comparison.items()
+        },
+        after_losses=tuple(
+            AfterLossDocument(
+                device=spec.devices[loss.device].name,
+                nodes=loss.lost,
+                iteration_time_ms=None if loss.plan is None else loss.plan.time_ps / PS_PER_MS,
+                dp=0 if loss.plan is None else loss.plan.dp,
+                kept=loss.kept,
+                moved_bytes=loss.moved_bytes,
+            )
+            for loss in after_losses(plan)
+        ),
         flags=framework_flags(plan),
         as_it_runs=_as_it_runs(spec, times),
     )
@@ -261,15 +280,6 @@ def _time_shares(plan: JobPlan) -> TimeShares:
     )
 
 
-def _unused_devices(plan: JobPlan) -> dict[str, int]:
-    spec = plan.space.spec
-    used = {node for pipeline in plan.pipelines for node in pipeline.nodes}
-    return {
-        device.name: (device.nodes - sum(at == kind for at, _ in used)) * spec.gpus_per_node
-        for kind, device in enumerate(spec.devices)
-    }
-
-
 def _alternative(other: JobPlan, plan: JobPlan) -> JobAlternative:
     distinct = {pipeline.template: pipeline for pipeline in other.pipelines}
     memory = max(
@@ -277,22 +287,4 @@ def _alternative(other: JobPlan, plan: JobPlan) -> JobAlternative:
     )
     return JobAlternative(
         parallelism_of(other), times_of(other), memory, other.time_ps / plan.time_ps
-    )
-
-
-def _simpler(other: JobPlan | None, plan: JobPlan) -> SimplerJob:
-    if other is None:
-        return SimplerJob(None, None, None)
-    return SimplerJob(parallelism_of(other), times_of(other), other.time_ps / plan.time_ps)
-
-
-def _after(loss: AfterLoss, plan: JobPlan) -> AfterLossDocument:
-    left = loss.plan
-    return AfterLossDocument(
-        device=plan.space.spec.devices[loss.device].name,
-        nodes=loss.lost,
-        iteration_time_ms=None if left is None else left.time_ps / PS_PER_MS,
-        dp=0 if left is None else left.dp,
-        kept=loss.kept,
-        moved_bytes=loss.moved_bytes,
     )

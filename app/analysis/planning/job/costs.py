@@ -9,6 +9,7 @@ scores (5·a·s/h) if the scores are recomputed; s·b·h·2/t if the whole block
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median_high
 from typing import Final
 
 from app.analysis.planning.job.spec import JobDevice, JobSpec, Parallelism, Recompute
@@ -185,13 +186,13 @@ def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
     if not blocks:
         return 1.0, 1.0
     predicted_s = _alone_s(spec, device)
-    forward = _median([layer.forward_ms / 1e3 / predicted_s for layer in blocks])
+    forward = median_high([layer.forward_ms / 1e3 / predicted_s for layer in blocks])
     backward = [
         layer.backward_ms / 1e3 / (BACKWARD_WORK * predicted_s)
         for layer in blocks
         if layer.backward_ms is not None
     ]
-    return forward, _median(backward) if backward else forward
+    return forward, median_high(backward) if backward else forward
 
 
 def alone_ms(
@@ -230,10 +231,6 @@ def _alone_s(spec: JobSpec, device: JobDevice) -> float:
     traffic = chip.bytes_per_s * TRAFFIC_EFFICIENCY
     flops = (block.gemm_flops + block.scores_flops) / (chip.peak_flops * device.efficiency)
     return flops + MOVED_PER_STORED * (block.linear_bytes + block.scores_bytes) / traffic
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _transfer_s(size: float, gbytes_per_s: float | None, efficiency: float) -> float:

@@ -1,18 +1,16 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Best cuts of a model's equal blocks into the stages of one pipeline.
 
-A pipeline with stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The Pareto front
+A pipeline with stage times C takes t_std = ΣC + (n − 1)·max C for n microbatches. The Pareto front
 holds the cuts that are optimal in ΣC and max C; for every n, the best cut is on this front.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -204,7 +202,8 @@ def cover(
     sizes : int64 array, shape (units, types)
         Nodes of each type of a unit.
     replicas, worth : int64 array, shape (units,)
-        Pipelines of a unit, and microbatches of all of them; units with none are not used.
+        Pipelines of a unit, and microbatches that all of them complete; units that complete none
+        are not used.
     shape : int64 array, shape (types,)
         Nodes of each type.
 
@@ -234,9 +233,9 @@ def cover(
                 continue
             rest, inside = state, True
             for t in range(types):
-                here = rest // strides[t]
-                rest -= here * strides[t]
-                if sizes[i, t] > here:
+                nodes = rest // strides[t]
+                rest -= nodes * strides[t]
+                if sizes[i, t] > nodes:
                     inside = False
                     break
             if not inside:

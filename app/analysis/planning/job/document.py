@@ -96,9 +96,9 @@ class PipelineDocument:
     """A pipeline of a plan."""
 
     template: int
-    """Index in `templates`."""
+    """Index of the pipeline's template in `templates`."""
     microbatches: int
-    """Microbatches of one iteration: the pipeline's share of the batch."""
+    """Number of microbatches in an iteration: the pipeline's share of the batch."""
     nodes: tuple[PlacedNode, ...]
     """Nodes in the order of the pipeline."""
     time_ms: float
@@ -142,11 +142,11 @@ class SimplerJob:
     """Simpler way to run the job, for comparison with the plan."""
 
     parallelism: Parallelism | None
-    """Parallel sizes of its best plan; None where no plan fits."""
+    """Parallel sizes of the best plan run this way; None if no plan fits."""
     iteration_time_ms: JobTimes | None
-    """Time of an iteration, ms; None where no plan fits."""
+    """Time of an iteration, ms; None if no plan fits."""
     relative: float | None
-    """Its t_std ÷ that of the plan; None where no plan fits."""
+    """t_std of the best plan run this way ÷ t_std of the plan; None if no plan fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +182,11 @@ class AfterLossDocument:
     nodes: int
     """Number of lost nodes."""
     iteration_time_ms: float | None
-    """Time of an iteration by t_std, ms; None where the rest does not hold the model."""
+    """Time of an iteration by t_std, ms; None if the remaining nodes do not hold the model."""
     dp: int
     """Number of pipelines after the loss."""
     kept: int
-    """Pipelines among them that keep their nodes; only their share of the batch changes."""
+    """Number of pipelines that keep their nodes; only their shares of the batch change."""
     moved_bytes: float
     """Weights and optimizer states copied to new pipelines, bytes."""
 
@@ -217,20 +217,21 @@ class JobDocument(_Versioned):
     """The plan of a whole job, schema ``paceline.plan/1``."""
 
     parallelism: Parallelism
-    """Parallel sizes of the plan; pp is that of the longest pipeline."""
+    """Parallel sizes of the plan; pp is the number of stages of the longest pipeline."""
     iteration_time_ms: JobTimes
     """Time of an iteration, ms."""
     tokens_per_s: float
     """Tokens of a batch ÷ the executed iteration."""
     model_flops_utilization: float
-    """Operations of forward and backward without recomputation ÷ those of all devices' peaks."""
+    """FLOPs of forward and backward without recomputation ÷ FLOPs of all devices at their peaks."""
     gpu_hours_per_billion_tokens: float
     """GPU-hours of all GPUs of the specification, idle ones included."""
     cost_per_billion_tokens: float | None = field(default=None, metadata=OMITTED)
-    """Cost in the unit of the prices; no key unless every type has a price."""
+    """Cost in the currency of the specified prices; no key unless every type has a price."""
     optimal: bool
-    """Whether the least t_std found is proven optimal. The plan is the fastest executed of those
-    within 1 % of it."""
+    """Whether the least t_std found is proven optimal. The plan is the fastest executed plan among
+    the plans within 1 % of it.
+    """
     lower_bound_ms: float
     """Proven lower bound of every plan's t_std, ms."""
     gap: float
@@ -256,7 +257,7 @@ class JobDocument(_Versioned):
     idle: Mapping[str, int]
     """Number of devices in no pipeline, by type."""
     alternatives: tuple[JobAlternative, ...]
-    """Best plans of the best sizes, the fastest first."""
+    """Best plans of the best other parallel sizes, the fastest first."""
     comparison: Mapping[str, SimplerJob]
     """Simpler ways to run the job by name: ``same_sizes`` (of a job as it runs, with the best cut);
     ``one_pipeline``; on several types ``slowest_everywhere`` (all nodes as the slowest type),

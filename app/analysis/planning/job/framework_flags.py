@@ -74,7 +74,7 @@ def _torchtitan(plan: JobPlan) -> FrameworkFlags:
     ]
     replicas = "shard" if spec.shard_optimizer else "replicate"
     flags.append(f"--parallelism.data_parallel_{replicas}_degree {plan.dp}")
-    pipeline = max(plan.pipelines, key=lambda one: one.microbatches)
+    pipeline = max(plan.pipelines, key=lambda item: item.microbatches)
     if len(blocks) > 1:
         schedule = "Interleaved1F1B" if sizes.interleave > 1 else "1F1B"
         flags.append(f"--parallelism.pipeline_parallel_schedule {schedule}")
@@ -117,7 +117,7 @@ def _torchtitan(plan: JobPlan) -> FrameworkFlags:
 
 def _deepspeed(plan: JobPlan) -> FrameworkFlags:
     sizes, spec, blocks = plan.space.sizes, plan.space.spec, _blocks(plan)
-    pipeline = max(plan.pipelines, key=lambda one: one.microbatches)
+    pipeline = max(plan.pipelines, key=lambda item: item.microbatches)
     config = {
         "train_batch_size": spec.global_batch,
         "train_micro_batch_size_per_gpu": sizes.microbatch,

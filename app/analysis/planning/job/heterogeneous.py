@@ -1,4 +1,4 @@
-"""Pipelines over nodes of several types: plans within a time limit, and divisions of nodes."""
+"""Plans of pipelines over nodes of several types, for a time limit or a division of all nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.cuts import cover, most_microbatches
 from app.analysis.planning.job.space import (
@@ -24,19 +23,20 @@ from app.analysis.planning.job.space import (
     template_of,
 )
 from app.analysis.planning.problem import divisors
+from app.analysis.quantities import IntArray
 
-IntArray = NDArray[np.int64]
-
-# Relative precision of the time at which the bisection for a first plan ends.
+# Relative precision of the iteration time at which the bisection over divisions ends.
 _CLOSE: Final = 1e-4
-# Numbers of nearly equal units to try: every number up to the first constant, then each number
-# times the second constant.
+# Numbers of nearly equal units that are tried: every number up to the first constant, then a
+# geometric sequence with the second constant as its ratio.
 _ALL_NUMBERS: Final = 12
 _NEXT_NUMBER: Final = 1.12
 
 
 class MixedSearch:
-    """Search for plans within a time limit, at given sizes, on nodes of several types.
+    """Search for plans within a time limit, at given parallel sizes, on nodes of several types.
+
+    A unit is a set of whole nodes for one or several equal pipelines (`Unit`).
 
     Parameters
     ----------
@@ -74,14 +74,18 @@ class MixedSearch:
             [tails[unit.order, sum(unit.nodes), unit.replicas] for unit in units], dtype=np.int64
         )
 
-        # Group number of each unit; units in a group differ only in the order of types.
+        # Group number of each unit: units of one group have the same nodes and replicas, and differ
+        # only in the order of types.
         same = np.unique(np.column_stack([self.sizes, self.replicas]), axis=0, return_inverse=True)[
             1
         ]
         self.same: IntArray = same.reshape(-1)
 
     def _cover(self, most: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return table and choices of `cover`, and the units that the choices' numbers refer to."""
+        """Return table and choices of `cover`, and the units that the choices refer to.
+
+        Of each group of units only the unit that completes most microbatches takes part.
+        """
         by_most = np.lexsort((-most, self.same))
         units = by_most[np.flatnonzero(np.diff(self.same[by_most], prepend=-1))]
         units = units[most[units] > 0]
@@ -90,7 +94,7 @@ class MixedSearch:
         return table, choice, units
 
     def possible(self, time_ps: int) -> tuple[int, ...]:
-        """Return the numbers of pipelines that may complete the batch within a time."""
+        """Return the numbers of pipelines that may complete the batch within a time, ps."""
         most = most_microbatches(self.points, self.starts, time_ps, self.tails)
         table, _, _ = self._cover(most)
         final = table.max(axis=1) if self.space.spec.allow_idle else table[:, -1]
@@ -104,8 +108,8 @@ class MixedSearch:
         if final.max() < self.space.microbatches:
             return None
         state = int(final.argmax()) + table.shape[1] - len(final)
-        found = walk(choice, self.sizes[useful], self.replicas[useful], self.shape, self.dp, state)
-        chosen = useful[found].tolist()
+        walked = walk(choice, self.sizes[useful], self.replicas[useful], self.shape, self.dp, state)
+        chosen = useful[walked].tolist()
         return self._plan(chosen, most)
 
     @property
@@ -114,7 +118,7 @@ class MixedSearch:
         return int(self.points[:, 0].max()) * (self.space.microbatches + 1) + int(self.tails.max())
 
     def share(self, chosen: list[int]) -> JobPlan | None:
-        """Return the plan of units with the best shares of the batch; None if a unit misfits."""
+        """Return the plan of units with the best shares of the batch; None if a unit has no cut."""
         if any(self.starts[i] == self.starts[i + 1] for i in chosen):
             return None
         count = self.replicas[chosen]
@@ -130,7 +134,7 @@ class MixedSearch:
         return self._plan(chosen, most)
 
     def _plan(self, chosen: list[int], most: IntArray) -> JobPlan:
-        """Return the plan of chosen units, each of which can complete `most` microbatches."""
+        """Return the plan of chosen units, whose pipelines can complete `most` microbatches."""
         pipelines = [unit for unit in chosen for _ in range(self.replicas[unit])]
         shares = shares_of(
             [self._batch_times(unit, int(most[unit])) for unit in pipelines],
@@ -184,7 +188,7 @@ def shares_of(times: list[IntArray], microbatches: int) -> list[int]:
 def walk(  # noqa: PLR0913, PLR0917 - as `cover`
     choice: IntArray, sizes: IntArray, replicas: IntArray, shape: IntArray, d: int, state: int
 ) -> list[int]:
-    """Return the units with which `cover` reached a state with `d` pipelines."""
+    """Return the units by which `cover` reached a state with `d` pipelines."""
     strides = np.cumprod([1, *(shape[:0:-1] + 1)])[::-1]
     chosen = []
     while d:
@@ -196,7 +200,7 @@ def walk(  # noqa: PLR0913, PLR0917 - as `cover`
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Division of all nodes of several types into units; `types` is a bit mask of the types."""
+    """Division of all nodes of some types into units; `types` is the bit mask of these types."""
 
     types: int
     units: tuple[Unit, ...]
@@ -227,20 +231,20 @@ def equal_divisions(space: Space) -> tuple[Division, ...]:
 
 
 def near_divisions(space: Space) -> tuple[Division, ...]:
-    """Return divisions of each set of types into units that differ by at most one node per type.
+    """Return the divisions into units that differ by at most one node per type, by set of types.
 
-    Remaining nodes of a type go to the slowest units.
+    Nodes that remain after an even division go to the slowest units.
     """
     shape = [device.nodes for device in space.spec.devices]
-    found = []
+    divisions = []
     for kinds in _type_sets(len(shape)):
         for count in _unit_counts(sum(shape[kind] for kind in kinds)):
             parts = _spread_nodes(space, kinds, count)
             for replicas in divisors(space.slots):
                 units = tuple(unit_of(space, part, replicas) for part in parts)
                 if all(is_possible(space, unit) for unit in set(units)):
-                    found.append(Division(_type_mask(kinds), units))
-    return tuple(found)
+                    divisions.append(Division(_type_mask(kinds), units))
+    return tuple(divisions)
 
 
 def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | None:
@@ -253,15 +257,17 @@ def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | N
         number.
     """
     spec = space.spec
-    distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}
+    distinct = {
+        unit: n for n, unit in enumerate({u: 0 for division in divisions for u in division.units})
+    }
     mixed = MixedSearch(space, tuple(distinct), (dp,))
     if not len(mixed.points):
         return None
-    counted = [Counter(distinct[unit] for unit in one.units) for one in divisions]
-    members = np.array([unit for one in counted for unit in one])
-    number = np.array([many for one in counted for many in one.values()])
+    counted = [Counter(distinct[unit] for unit in division.units) for division in divisions]
+    members = np.array([unit for counter in counted for unit in counter])
+    number = np.array([many for counter in counted for many in counter.values()])
     starts = np.cumsum([0, *map(len, counted[:-1])])
-    sets = np.array([one.types for one in divisions])
+    sets = np.array([division.types for division in divisions])
     low, high = 0, mixed.longest_ps
     chosen: list[int] = []
     while low < high * (1 - _CLOSE):
@@ -315,7 +321,7 @@ def _spread_nodes(space: Space, kinds: tuple[int, ...], count: int) -> list[list
 
 
 def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
-    """Return a unit that orders its types by memory, since early stages hold most microbatches."""
+    """Return a unit whose types are ordered by memory: early stages hold the most microbatches."""
     capacity = space.arrays.capacity
     used = [kind for kind, number in enumerate(nodes) if number]
     order = tuple(sorted(used, key=lambda kind: (-capacity[kind], kind)))
@@ -323,7 +329,7 @@ def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
 
 
 def is_possible(space: Space, unit: Unit) -> bool:
-    """Return whether a unit has at most one stage per block, and the fixed number if specified."""
+    """Return whether a unit has at most a stage per block, and the specified number if any."""
     stages = space.stages(unit)
     return 0 < stages <= space.layers and space.spec.fixed.pp in {None, stages}
 

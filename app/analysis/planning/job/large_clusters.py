@@ -1,11 +1,12 @@
 """Bounds and plans for clusters too large for the exact dynamic program over nodes.
 
-The numbers of pipelines are searched in ranges, lowest bound first. A range gets a bound from
-prices (`price_bounds`), then a bound from whole microbatches (`counted_bounds`); then a plan is
-built in the range, and the range is halved. The bound of a range with a single number is final.
-Plans are improved by large neighborhood search: idle nodes and the nodes of a few pipelines are
-divided again, optimally for a time slightly below the plan's time. Candidate units have few nodes
-of at most two types, and complete nearly as many microbatches as their price.
+The numbers of pipelines (dp) are searched in ranges, the range with the lowest bound first. A range
+gets a bound from prices (`price_bounds`), then a sharper bound from whole microbatches
+(`counted_bounds`); then a plan is built whose dp is in the range, and the range is halved. The
+bound of a range with a single dp is final. Plans are improved by large neighborhood search: idle
+nodes and the nodes of a few pipelines are divided again, optimally for a time slightly below the
+plan's time. Candidate units have few nodes of at most two types, and complete nearly as many
+microbatches as their price.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.counted_bounds import CountedBound, counted_bound
 from app.analysis.planning.job.cuts import cover, most_microbatches
@@ -36,12 +36,9 @@ from app.analysis.planning.job.price_bounds import priced_bound
 from app.analysis.planning.job.space import NO_BOUND, BestJobs, JobPlan, Space, Unit
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.quantities import FloatArray, IntArray
 
-IntArray = NDArray[np.int64]
-
-FloatArray = NDArray[np.float64]
-
-# Maximum number of nodes of a type in a small candidate unit, and maximum number of candidate
+# Maximum number of nodes of each type in a small candidate unit, and maximum number of candidate
 # units.
 _MOST_NODES: Final = 8
 _MOST_UNITS: Final = 400
@@ -49,8 +46,8 @@ _MOST_UNITS: Final = 400
 _SMALL: Final = 2
 # Maximum number of states of the dynamic program that redivides nodes; it bounds a round's time.
 _MOST_STATES: Final = 3000
-# Successive target times, as shares below the best plan's time; a target is abandoned after
-# `_ROUNDS` rounds without a better plan.
+# Target times, tried in turn, as shares by which they are below the best plan's time; a target is
+# abandoned after `_ROUNDS` rounds without a better plan.
 _AIMS: Final = (0.04, 0.015, 0.005, 0.002)
 _ROUNDS: Final = 60
 
@@ -86,7 +83,7 @@ class LargeNeighborhoodSearch:
         self.draw = random.Random(seed)  # noqa: S311 - the same plan each time
 
     def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
-        """Return the best plan found, with the first target `time_ps`; None if there is no plan."""
+        """Return the best plan found, starting from the target `time_ps`; None without a plan."""
         best, aim = self._plan(), 0
         worth = self._worth(time_ps)
         failed = 0
@@ -94,9 +91,9 @@ class LargeNeighborhoodSearch:
             changed = self._destroy_and_repair(worth)
             failed += 1
             if changed and (best is None or worth[self.current].sum() >= self.space.microbatches):
-                found = self._plan()
-                if found is not None and (best is None or found.time_ps < best.time_ps):
-                    best, failed = found, 0
+                plan = self._plan()
+                if plan is not None and (best is None or plan.time_ps < best.time_ps):
+                    best, failed = plan, 0
                     worth = self._worth(int(best.time_ps * (1 - _AIMS[aim])))
             if failed >= _ROUNDS:
                 aim, failed = aim + 1, 0
@@ -129,7 +126,7 @@ class LargeNeighborhoodSearch:
         return most * mixed.replicas
 
     def _destroy_and_repair(self, worth: IntArray) -> bool:
-        """Redivide the nodes of drawn units and idle nodes; return whether units changed."""
+        """Divide the nodes of drawn units and idle nodes again; return whether units changed."""
         mixed, current, draw = self.mixed, self.current, self.draw
         idle = mixed.shape - mixed.sizes[current].sum(axis=0)
         nodes = np.zeros_like(idle)
@@ -164,40 +161,40 @@ class LargeNeighborhoodSearch:
 
 def _small_units(space: Space) -> list[Unit]:
     shape = [device.nodes for device in space.spec.devices]
-    found = []
+    units = []
     for count in (1, 2):
         for kinds in itertools.permutations(range(len(shape)), count):
             ranges = [range(1, min(shape[kind], _MOST_NODES) + 1) for kind in kinds]
             for numbers in itertools.product(*ranges):
-                here = dict(zip(kinds, numbers, strict=True))
-                nodes = tuple(here.get(kind, 0) for kind in range(len(shape)))
-                found += [
+                counts = dict(zip(kinds, numbers, strict=True))
+                nodes = tuple(counts.get(kind, 0) for kind in range(len(shape)))
+                units += [
                     unit
                     for replicas in divisors(space.slots)
                     if space.stages(unit := Unit(nodes, kinds, replicas)) <= space.layers
                     and space.spec.fixed.pp in {None, space.stages(unit)}
                 ]
-    return found
+    return units
 
 
 def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
-    """Return variants of the units with one node more, less, or of another type."""
+    """Return possible variants of units with one node more, one less, or one of another type."""
     shape = [device.nodes for device in space.spec.devices]
     kinds = range(len(shape))
     changes = [{kind: by} for kind in kinds for by in (1, -1)]
     changes += [{more: 1, less: -1} for more, less in itertools.permutations(kinds, 2)]
-    found = []
+    units = []
     for unit in dict.fromkeys(own):
         for change in changes:
             nodes = tuple(number + change.get(kind, 0) for kind, number in enumerate(unit.nodes))
             if all(0 <= number <= most for number, most in zip(nodes, shape, strict=True)):
                 near = unit_of(space, nodes, unit.replicas)
-                found += [near] if is_possible(space, near) else []
-    return found
+                units += [near] if is_possible(space, near) else []
+    return units
 
 
 def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
-    """Return the indices of the units to try: the first units, small units, the best by price."""
+    """Return the indices of candidate units: the `first`, small ones, and the best by price."""
     space = mixed.space
     groups = mixed.shape * space.slots
     constant = (space.microbatches - float(prices @ groups)) / mixed.dp - 1
@@ -214,16 +211,18 @@ def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int
     return sorted(order[np.isfinite(times[order])].tolist())
 
 
-# Maximum number of price bounds, and maximum ratio of a range's ends before ranges are bounded.
+# Maximum number of ranges that get a price bound, and maximum ratio of the largest to the smallest
+# dp of an initial range.
 _MOST_PRICED: Final = 400
 _NARROW: Final = 1.5
-# Maximum number of plans built for the same parallel sizes.
+# Maximum number of plans that are built for the same parallel sizes.
 _MOST_BUILT: Final = 4
-# Factor from a bound to the target time of a plan, and the maximum factor by which the search's
-# initial plan may exceed the bound and the best plan.
+# Factor from a range's bound to the target time of its plan. A plan that exceeds the bound by more
+# than this factor is replaced as the local search's start, and a plan that exceeds the best plan by
+# more is no start.
 _NEAR: Final = 1.25
-# The best plan is improved first for this share of the remaining time, and at the end this number
-# of times, until its time is within the factor `_CLOSE` of its bound.
+# The best plan is improved first for this share of the remaining time. At the end it is improved at
+# most `_AT_LAST` times, until its time is within the factor `_CLOSE` of its bound.
 _FIRST_SHARE: Final = 0.2
 _AT_LAST: Final = 3
 _CLOSE: Final = 1.01
@@ -231,11 +230,11 @@ _CLOSE: Final = 1.01
 
 @dataclass(slots=True)
 class _Range:
-    """Range of numbers of pipelines at given sizes, with the bounds computed so far."""
+    """Range of numbers of pipelines at given parallel sizes, with the bounds computed so far."""
 
     number: int
     dp_counts: tuple[int, ...]
-    prices: NDArray[np.float64] | None = None  # of the parent range until `priced`
+    prices: FloatArray | None = None  # of the parent range until `priced`
     priced: bool = False
     counted: CountedBound | None = None
 
@@ -247,7 +246,13 @@ def search_ranges(
     best: BestJobs,
     budget: SearchBudget,
 ) -> int:
-    """Bound ranges of dp and build plans, lowest bound first; return the other ranges' bound."""
+    """Bound ranges of dp and build plans, lowest bound first, then improve the best plan.
+
+    Returns
+    -------
+    int
+        Lower bound of the plans in ranges that were not searched to the end, ps.
+    """
     left = _bisect_ranges(spaces, large, bounds, best, budget)
     for seed in range(1, _AT_LAST + 1):
         if best.time_ps <= left * _CLOSE or budget.spent:
@@ -266,60 +271,62 @@ def _bisect_ranges(
     serial = itertools.count()
     heap: list[tuple[int, int, _Range]] = []
 
-    def push(bound: int, one: _Range) -> None:
-        heapq.heappush(heap, (bound, next(serial), one))
+    def push(bound: int, range_: _Range) -> None:
+        heapq.heappush(heap, (bound, next(serial), range_))
 
-    for one in itertools.chain.from_iterable(_narrow_ranges(*each[1:]) for each in large):
-        push(min(bounds[one.number][dp] for dp in one.dp_counts), one)
+    for range_ in itertools.chain.from_iterable(_narrow_ranges(*each[1:]) for each in large):
+        push(min(bounds[range_.number][dp] for dp in range_.dp_counts), range_)
     if heap:
         _improve_best(best, _fraction_of(budget, _FIRST_SHARE))
     built: dict[int, list[int]] = {}
-    prices: dict[int, NDArray[np.float64]] = {}
+    prices: dict[int, FloatArray] = {}
     looked = 0
     while heap and heap[0][0] < best.time_ps:
-        bound, _, one = heap[0]
+        bound, _, range_ = heap[0]
         if best.plans and (budget.spent or looked >= _MOST_PRICED):
             return bound
-        before = built.setdefault(one.number, [])
+        before = built.setdefault(range_.number, [])
         heapq.heappop(heap)
-        if one.counted is None:
-            looked += not one.priced
+        if range_.counted is None:
+            looked += not range_.priced
             target_ps = best.time_ps if best.plans else int(bound * _NEAR)
-            one.prices = prices.get(one.number) if one.prices is None else one.prices
-            push(max(bound, _tighten_bound(spaces[one.number], one, target_ps, budget)), one)
-            prices[one.number] = _prices(one)
-        elif len(before) < _MOST_BUILT and _is_unexplored(one.dp_counts, before):
-            before.append(one.dp_counts[len(one.dp_counts) // 2])
-            _build_plan(spaces[one.number], one, bound, best, budget)
-            push(bound, one)
-        elif len(one.dp_counts) == 1:
+            range_.prices = prices.get(range_.number) if range_.prices is None else range_.prices
+            push(
+                max(bound, _tighten_bound(spaces[range_.number], range_, target_ps, budget)), range_
+            )
+            prices[range_.number] = _prices(range_)
+        elif len(before) < _MOST_BUILT and _is_unexplored(range_.dp_counts, before):
+            before.append(range_.dp_counts[len(range_.dp_counts) // 2])
+            _build_plan(spaces[range_.number], range_, bound, best, budget)
+            push(bound, range_)
+        elif len(range_.dp_counts) == 1:
             return bound
         else:
             for half in (
-                one.dp_counts[: len(one.dp_counts) // 2],
-                one.dp_counts[len(one.dp_counts) // 2 :],
+                range_.dp_counts[: len(range_.dp_counts) // 2],
+                range_.dp_counts[len(range_.dp_counts) // 2 :],
             ):
-                least = max(bound, min(bounds[one.number][dp] for dp in half))
-                push(least, _Range(one.number, half, one.prices))
+                least = max(bound, min(bounds[range_.number][dp] for dp in half))
+                push(least, _Range(range_.number, half, range_.prices))
         budget.report_gap(max(best.time_ps / max(heap[0][0], 1) - 1, 0.0))
     return NO_BOUND
 
 
-def _tighten_bound(space: Space, one: _Range, target_ps: int, budget: SearchBudget) -> int:
+def _tighten_bound(space: Space, range_: _Range, target_ps: int, budget: SearchBudget) -> int:
     """Return the next bound of a range, ps: first from prices, then from whole microbatches."""
-    if not one.priced:
-        found = priced_bound(space, one.dp_counts, target_ps, budget, one.prices)
-        one.prices, one.priced = found.prices, True
-        return found.bound_ps
-    one.counted = counted_bound(space, one.dp_counts, target_ps, budget, _prices(one))
-    one.prices = one.counted.prices
-    return one.counted.bound_ps
+    if not range_.priced:
+        priced = priced_bound(space, range_.dp_counts, target_ps, budget, range_.prices)
+        range_.prices, range_.priced = priced.prices, True
+        return priced.bound_ps
+    range_.counted = counted_bound(space, range_.dp_counts, target_ps, budget, _prices(range_))
+    range_.prices = range_.counted.prices
+    return range_.counted.bound_ps
 
 
-def _prices(one: _Range) -> NDArray[np.float64]:
-    if one.prices is None:
-        raise AssertionError(one)  # called for priced ranges only
-    return one.prices
+def _prices(range_: _Range) -> FloatArray:
+    if range_.prices is None:
+        raise AssertionError(range_)  # called for priced ranges only
+    return range_.prices
 
 
 def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
@@ -329,7 +336,7 @@ def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
 
 
 def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
-    """Yield ranges whose ends have at most the ratio `_NARROW`."""
+    """Yield consecutive ranges of dp whose ends have at most the ratio `_NARROW`."""
     while dp_counts:
         count = bisect_right(dp_counts, int(_NARROW * dp_counts[0]))
         yield _Range(number, dp_counts[:count])
@@ -337,7 +344,7 @@ def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
 
 
 def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
-    """Return a budget that ends after a share of the remaining time."""
+    """Return a search budget that ends after a share of the remaining time."""
     if budget.deadline_s is None:
         return budget
     now_s = budget.clock()
@@ -345,13 +352,13 @@ def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
 
 
 def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
-    """Improve the best plan by local search with the prices of the plan's number of pipelines."""
+    """Improve the best plan by local search, with prices computed for its number of pipelines."""
     first = min(best.plans.values(), key=lambda plan: plan.time_ps, default=None)
     if first is None or first.space.sizes.interleave > 1:
         return
     space, dp_counts = first.space, (first.dp,)
-    found = priced_bound(space, dp_counts, first.time_ps, budget)
-    counted = counted_bound(space, dp_counts, first.time_ps, budget, found.prices)
+    priced = priced_bound(space, dp_counts, first.time_ps, budget)
+    counted = counted_bound(space, dp_counts, first.time_ps, budget, priced.prices)
     built = LargeNeighborhoodSearch(space, units_of_plan(first), first.dp, counted, seed)
     best.offer(built.best(first.time_ps, budget))
 
@@ -359,7 +366,7 @@ def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
 def _build_plan(
     space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget
 ) -> None:
-    """Build a plan whose number of pipelines is about the middle of a range.
+    """Build a plan whose number of pipelines is about a range's middle; offer it to `best`.
 
     The local search starts from the best plan of the same sizes if this plan is near the bound.
     """

@@ -49,21 +49,21 @@ def plan_job(
     InfeasiblePlanError
         No plan fits. The error holds changes, each of which makes a plan possible.
     """
-    found = search_job(spec, budget)
-    if found is None:
+    found_job = search_job(spec, budget)
+    if found_job is None:
         raise InfeasiblePlanError(
             "no plan fits the devices",
             faults=tuple(_sufficient_changes(spec, budget or SearchBudget())),
         )
     if not compare:
-        return found
+        return found_job
     budget = budget or SearchBudget()
     comparison: dict[str, JobPlan | None] = {}
     for name, simpler in _simpler_ways(spec):
         deadline = None if budget.deadline_s is None else budget.clock() + _COMPARED_S
         best = search_job(simpler, SearchBudget(budget.clock, deadline))
         comparison[name] = None if best is None else best.plan
-    return replace(found, comparison=comparison)
+    return replace(found_job, comparison=comparison)
 
 
 def _simpler_ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
@@ -107,9 +107,9 @@ def _sufficient_changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
         yield Fault("allow_idle", message, column="allow_idle")
     for key in ("recompute", "tp", "pp", "dp", "microbatch", "interleave"):
         if getattr(spec.fixed, key) is not None:
-            found = _other_size(spec, key, budget)
-            if found is not None:
-                yield Fault("free_size", found, column=f"parallelism.{key}")
+            value = _other_size(spec, key, budget)
+            if value is not None:
+                yield Fault("free_size", value, column=f"parallelism.{key}")
 
 
 def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
@@ -140,17 +140,17 @@ def _other_size(spec: JobSpec, key: str, budget: SearchBudget) -> str | None:
     """Return the nearest value of a size that makes a plan possible; None if no value does."""
     if not _possible(replace(spec, fixed=replace(spec.fixed, **{key: None})), budget):
         return None
-    asked = getattr(spec.fixed, key)
+    fixed_value = getattr(spec.fixed, key)
     some: Sequence[Recompute | int] = tuple(Recompute)
-    if not isinstance(asked, Recompute):
+    if not isinstance(fixed_value, Recompute):
         whole = INTERLEAVES if key == "interleave" else range(1, spec.gpus + 1)
         sizes = MICROBATCHES if key == "microbatch" else whole
-        some = sorted(sizes, key=lambda size: (abs(size - asked), size))
+        some = sorted(sizes, key=lambda size: (abs(size - fixed_value), size))
     for size in some[:_MOST_TRIED]:
         budget.check()
         change: dict[str, Any] = {key: size}
         other = replace(spec, fixed=replace(spec.fixed, **change))
-        if size != asked and _possible(other, budget):
+        if size != fixed_value and _possible(other, budget):
             return f"{size} would do"
         if budget.spent:
             break

@@ -25,16 +25,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import synchronization_ps
 from app.analysis.planning.job.space import KernelCosts, Space
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import FloatArray
 
 # Relative size of the first price change, and number of Newton steps for each smoothing width.
 _REACH: Final = 0.3
@@ -93,13 +90,13 @@ class Bundle:
 
         for width in (self.target_ps * 1e-2, self.target_ps * 1e-3, self.target_ps * 1e-4):
             for _ in range(_NEWTON):
-                here, share = soft(at, width)
+                smooth, share = soft(at, width)
                 mean = share @ slopes
                 gradient = mean - self.weight * (at - origin)
                 bend = (slopes.T * share) @ slopes - np.outer(mean, mean)
                 step = np.linalg.solve(bend / width + self.weight * np.eye(len(at)), gradient)
                 length = 1.0
-                while length > _EPSILON and soft(at + length * step, width)[0] < here:
+                while length > _EPSILON and soft(at + length * step, width)[0] < smooth:
                     length /= 2
                 if length <= _EPSILON:
                     break
@@ -120,7 +117,7 @@ class PriceBound:
 class _NodeSharing(NamedTuple):
     """Division of each node among several pipelines, with the tails of these pipelines."""
 
-    here: int  # stages of each pipeline in a node
+    node_stages: int  # stages of each pipeline in a node
     tails: FloatArray  # (stages + 1,): synchronization and optimizer by number of stages, ps
 
 
@@ -178,12 +175,12 @@ def priced_bound(
             bundle.weight /= _LOOSER
             continue
         farther = 0
-        found = oracle.least(at, _CLOSE)
-        bundle.add(at, found.value, found.slope)
-        better = found.value > best.value
+        least = oracle.least(at, _CLOSE)
+        bundle.add(at, least.value, least.slope)
+        better = least.value > best.value
         bundle.weight *= 0.5 if better else 1.3
         if better:
-            best, best_at = found, at
+            best, best_at = least, at
     value = oracle.least(best_at, _FINE, _MOST_AT_LAST).value
     never = int(np.iinfo(np.int64).max)
     return PriceBound(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
@@ -201,10 +198,21 @@ class _Oracle:
     @classmethod
     def of(cls, space: Space, dp_counts: tuple[int, ...]) -> _Oracle:
         groups = np.array([device.nodes for device in space.spec.devices]) * float(space.slots)
-        kinds = tuple(
-            _node_sharing(space, replicas, dp_counts) for replicas in divisors(space.slots)
-        )
-        return cls(space, kinds, groups, (dp_counts[0], dp_counts[-1]))
+        longest = min(space.layers, space.groups)
+        whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
+        kinds = []
+        for replicas in divisors(space.slots):
+            node_stages = space.slots // replicas
+            tails = np.full(longest + 1, np.inf)
+            for stages in range(node_stages, longest + 1, node_stages):
+                share = whole / stages
+                tails[stages] = min(
+                    synchronization_ps(space.spec, device, share, dp_counts[0], replicas)[0]
+                    + synchronization_ps(space.spec, device, share, dp_counts[-1], replicas)[1]
+                    for device in space.spec.devices
+                )
+            kinds.append(_NodeSharing(node_stages, tails))
+        return cls(space, tuple(kinds), groups, (dp_counts[0], dp_counts[-1]))
 
     def least(self, prices: FloatArray, close: float, most: int = _MOST_HALVED) -> _LeastPriced:
         """Return the minimum, with m within a factor `close` or after `most` halved intervals."""
@@ -227,13 +235,13 @@ class _Oracle:
         heap: list[tuple[float, int, float, float, int, FloatArray]] = []
 
         def look(low: float, high: float, kind: int) -> None:
-            one = self.kinds[kind]
+            sharing = self.kinds[kind]
             value, used = _least_within(
                 low,
                 high,
                 constant,
                 prices,
-                *one,
+                *sharing,
                 arrays,
                 space.static(self.numbers[1]),
                 space.layers,
@@ -258,27 +266,13 @@ class _Oracle:
         return _LeastPriced(np.inf, self.groups * 0)
 
 
-def _node_sharing(space: Space, replicas: int, dp_counts: tuple[int, ...]) -> _NodeSharing:
-    here = space.slots // replicas
-    longest = min(space.layers, space.groups)
-    whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
-    tails = np.full(longest + 1, np.inf)
-    for stages in range(here, longest + 1, here):
-        tails[stages] = min(
-            synchronization_ps(space.spec, device, whole / stages, dp_counts[0], replicas)[0]
-            + synchronization_ps(space.spec, device, whole / stages, dp_counts[-1], replicas)[1]
-            for device in space.spec.devices
-        )
-    return _NodeSharing(here, tails)
-
-
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _least_within(
     low: float,
     high: float,
     constant: float,
     prices: FloatArray,
-    here: int,
+    node_stages: int,
     tails: FloatArray,
     costs: KernelCosts,
     static: float,
@@ -288,8 +282,8 @@ def _least_within(
 ) -> tuple[float, FloatArray]:
     """Return the minimum of A + m·(c + π·k) for m in [low, high], and the minimizer's k.
 
-    Stages are placed from the pipeline's last stage to its first; the `here` stages of a node have
-    the same device type.
+    Stages are placed from the pipeline's last stage to its first; the `node_stages` stages of a
+    node have the same device type.
     """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
@@ -303,7 +297,7 @@ def _least_within(
     paid = prices.min() >= 0  # every further stage increases the value
     for q in range(1, longest + 1):
         flight = min(q, microbatches)
-        ends, begins = (q - 1) % here == 0, q % here == 0  # of a node
+        ends, begins = (q - 1) % node_stages == 0, q % node_stages == 0  # of a node
         cheapest = np.inf
         for t in range(types):
             before[:] = whole if ends else part[t]
@@ -364,7 +358,7 @@ def _least_within(
         used[best_type] += 1
         n, t = layers - best_blocks, best_type
         for q in range(best_stages - 1, 0, -1):
-            if q % here == 0:
+            if q % node_stages == 0:
                 t = chosen[q, n]
             used[t] += 1
             n -= taken[q, t, n]

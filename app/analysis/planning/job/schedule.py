@@ -6,13 +6,11 @@ Transfers are part of the receiving stage's time, as with blocking sends and rec
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.space import JobPipeline, JobPlan, Space, arrange, padded
 from app.analysis.planning.template import execute
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 
 def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:
@@ -20,10 +18,12 @@ def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArra
     extra = stage_extras(space, pipeline)
     stages = pipeline.template.stages
     forward = np.array(
-        [one.blocks * space.costs[one.device].block_forward_ps for one in stages], dtype=np.int64
+        [stage.blocks * space.costs[stage.device].block_forward_ps for stage in stages],
+        dtype=np.int64,
     )
     backward = np.array(
-        [one.blocks * space.costs[one.device].block_backward_ps for one in stages], dtype=np.int64
+        [stage.blocks * space.costs[stage.device].block_backward_ps for stage in stages],
+        dtype=np.int64,
     )
     ahead = extra // 3
     return forward + ahead, backward + extra - ahead

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.job.costs import synchronization_ps
 from app.analysis.planning.job.heterogeneous import (
@@ -42,6 +41,7 @@ from app.analysis.planning.job.space import (
 from app.analysis.planning.job.spec import INTERLEAVES, MICROBATCHES, JobSpec, Recompute
 from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 # Lower bound of all plans with given sizes and number of pipelines dp.
 # Embedding and head count as the number of blocks that takes the same time, on the type where this
@@ -60,11 +60,6 @@ from app.analysis.planning.search.budget import SearchBudget
 # stage a bubble takes 1/v of the time.
 
 
-FloatArray = NDArray[np.float64]
-
-IntArray = NDArray[np.int64]
-
-
 def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     """Return a lower bound of the time for each number of pipelines, ps, in the shape of `dp`."""
     spec, chunks = space.spec, space.sizes.interleave
@@ -79,9 +74,16 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     steps = 1 << np.arange(int(dp.max()).bit_length())
     # Synchronization grows with dp, so its time at the next lower power of two is a lower bound.
     # The optimizer's step is left out because it shrinks as dp grows.
-    tail = np.array([_least_tail(space, whole, int(d)) for d in steps])[
-        np.searchsorted(steps, dp, side="right") - 1
-    ]
+    tail = np.array(
+        [
+            min(
+                synchronization_ps(space.spec, device, whole, int(d), in_node)[0]
+                for device in space.spec.devices
+                for in_node in (1, space.slots)
+            )
+            for d in steps
+        ]
+    )[np.searchsorted(steps, dp, side="right") - 1]
     by_rate = (
         once / chunks + (total - dp / chunks) * layers / rate + dp * tail / (block.max() * rate)
     )
@@ -108,17 +110,6 @@ def _bound_by_type(
     return times
 
 
-def _least_tail(space: Space, parameters: float, dp: int) -> float:
-    """Return the minimum exposed synchronization time of a whole model's gradients, ps."""
-    return float(
-        min(
-            synchronization_ps(space.spec, device, parameters, dp, in_node)[0]
-            for device in space.spec.devices
-            for in_node in (1, space.slots)
-        )
-    )
-
-
 def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray:
     """Return the time of a pass on the slowest type that must be a pipeline's fastest type, ps."""
     order = np.argsort(passes)
@@ -128,8 +119,8 @@ def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatA
     return slowest
 
 
-def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
-    """Return whether dp models may fit the memory of all devices, and one the shortest pipeline."""
+def _may_fit(space: Space, dp: IntArray) -> BoolArray:
+    """Return whether dp models may fit all devices, and one model the shortest pipeline."""
     arrays, layers = space.arrays, space.layers
     if not np.isfinite(arrays.capacity).all():
         return np.ones(len(dp), dtype=np.bool_)
@@ -355,23 +346,23 @@ def _search_mixed(
 def _bisect_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
     """Offer a combination's best plan, by bisection of its time; return its lower bound, ps."""
     if best.plans:
-        found = mixed.plan_within(best.time_ps - 1)
+        plan = mixed.plan_within(best.time_ps - 1)
     else:
         high = 2 * bound
-        while (found := mixed.plan_within(high)) is None and high < NO_BOUND // 8:
+        while (plan := mixed.plan_within(high)) is None and high < NO_BOUND // 8:
             high *= 2
-    if found is None:
+    if plan is None:
         return NO_BOUND
     low = bound
-    while found is not None:
-        best.offer(found)
-        high = found.time_ps
+    while plan is not None:
+        best.offer(plan)
+        high = plan.time_ps
         while low < high:
             if budget.spent:
                 return low
             middle = (low + high) // 2
-            found = mixed.plan_within(middle)
-            if found is not None:
+            plan = mixed.plan_within(middle)
+            if plan is not None:
                 break
             low = middle + 1
         else:

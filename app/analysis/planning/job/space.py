@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import (
@@ -26,9 +25,7 @@ from app.analysis.planning.job.costs import (
 from app.analysis.planning.job.cuts import best_cut, front_of
 from app.analysis.planning.job.spec import JobDevice, JobSpec, Recompute
 from app.analysis.planning.problem import divisors
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from app.analysis.quantities import FloatArray, IntArray
 
 # Bound if there is no plan: larger than any time, ps.
 NO_BOUND: Final = 2**63 - 1
@@ -85,8 +82,8 @@ class BestJobs:
         if plan is None:
             return
         key = plan.space.sizes, plan.dp, plan.pp
-        known = self.plans.get(key)
-        if known is None or plan.time_ps < known.time_ps:
+        previous = self.plans.get(key)
+        if previous is None or plan.time_ps < previous.time_ps:
             self.plans[key] = plan
             self.time_ps = min(self.time_ps, plan.time_ps)
 
@@ -234,7 +231,7 @@ def space_of(spec: JobSpec, sizes: Sizes) -> Space:
         stage_costs(spec, device, sizes.tp, sizes.microbatch, sizes.recompute)
         for device in spec.devices
     )
-    one = costs[0]
+    any_costs = costs[0]
     arrays = KernelCosts(
         block=np.array([cost.block_ps for cost in costs], dtype=np.int64),
         embedding=np.array([cost.embedding_ps for cost in costs], dtype=np.int64),
@@ -242,12 +239,12 @@ def space_of(spec: JobSpec, sizes: Sizes) -> Space:
         inside=np.array([cost.receive_inside_ps for cost in costs], dtype=np.int64),
         between=np.array([cost.receive_between_ps for cost in costs], dtype=np.int64),
         capacity=np.array([cost.capacity_bytes for cost in costs]),
-        block_parameters=one.block_parameters,
-        table_parameters=one.table_parameters,
-        stored=one.stored_bytes,
-        working=one.working_bytes,
-        inputs=one.input_bytes,
-        logits=one.logits_bytes,
+        block_parameters=any_costs.block_parameters,
+        table_parameters=any_costs.table_parameters,
+        stored=any_costs.stored_bytes,
+        working=any_costs.working_bytes,
+        inputs=any_costs.input_bytes,
+        logits=any_costs.logits_bytes,
     )
     return Space(spec, sizes, costs, arrays, spec.global_batch // sizes.microbatch)
 
@@ -265,7 +262,7 @@ def in_flight(stages: int, position: int, interleave: int, microbatches: int) ->
 def arrange(
     nodes: IntArray,
     order: IntArray,
-    here: int,
+    node_stages: int,
     costs: KernelCosts,
     static: float,
     interleave: int,
@@ -279,19 +276,19 @@ def arrange(
         Nodes of each type.
     order : int64 array, shape (types,)
         Types in the order of the pipeline, padded with -1.
-    here : int
+    node_stages : int
         Stages of the pipeline in each node.
     static : float
         Bytes of weights, gradients and optimizer state per parameter.
     """
     stages = 0
     for t in range(nodes.shape[0]):
-        stages += nodes[t] * here
+        stages += nodes[t] * node_stages
     kind = np.empty(stages, dtype=np.int64)
     at = 0
     for o in range(order.shape[0]):
         if order[o] >= 0:
-            for _ in range(nodes[order[o]] * here):
+            for _ in range(nodes[order[o]] * node_stages):
                 kind[at] = order[o]
                 at += 1
     extra = np.zeros(stages, dtype=np.int64)
@@ -312,9 +309,9 @@ def arrange(
             # first and the last stage also receive, from each other.
             for edge in range(2):
                 at_end = first if edge == 0 else last
-                crosses = j % here == 0 if edge == 0 else (j + 1) % here == 0
+                crosses = j % node_stages == 0 if edge == 0 else (j + 1) % node_stages == 0
                 times = interleave - 1 if at_end else interleave
-                crosses = stages > here if at_end else crosses
+                crosses = stages > node_stages if at_end else crosses
                 extra[j] += times * (costs.between[t] if crosses else costs.inside[t])
         if np.isfinite(costs.capacity[t]):
             room = costs.capacity[t] - fixed
@@ -329,7 +326,7 @@ def arrange(
 def fronts(
     nodes: IntArray,
     orders: IntArray,
-    here: IntArray,
+    node_stages: IntArray,
     costs: KernelCosts,
     static: float,
     layers: int,
@@ -341,7 +338,9 @@ def fronts(
     starts = np.zeros(count + 1, dtype=np.int64)
     points = np.empty((1024, 2), dtype=np.int64)
     for i in range(count):
-        kind, extra, most = arrange(nodes[i], orders[i], here[i], costs, static, 1, microbatches)
+        kind, extra, most = arrange(
+            nodes[i], orders[i], node_stages[i], costs, static, 1, microbatches
+        )
         block = costs.block[kind]
         mine = front_of(block, extra, most, layers, least)
         end = starts[i] + mine.shape[0]
@@ -359,12 +358,12 @@ def padded(order: tuple[int, ...], types: int) -> list[int]:
 
 def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemplate | None:
     """Return a unit's template with its best cut for n microbatches; None if no cut fits."""
-    here = space.slots // unit.replicas
+    node_stages = space.slots // unit.replicas
     chunks = space.sizes.interleave
     kind, extra, most = arrange(
         np.array(unit.nodes, dtype=np.int64),
         np.array(padded(unit.order, len(unit.nodes)), dtype=np.int64),
-        here,
+        node_stages,
         space.arrays,
         space.static(dp),
         chunks,
@@ -388,7 +387,7 @@ def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemp
         (device, node)
         for device in unit.order
         for node in range(unit.nodes[device])
-        for _ in range(here)
+        for _ in range(node_stages)
     ]
     return JobTemplate(
         unit=unit,

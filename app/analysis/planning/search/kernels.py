@@ -15,11 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-
-IntArray = NDArray[np.int64]
+from app.analysis.quantities import IntArray
 
 FAR = 1 << 61
 
@@ -223,7 +221,7 @@ def steps_into(
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin
     slots = steps.slot_type.shape[0]
-    found = np.empty((most, 9), dtype=np.int64)
+    rows = np.empty((most, 9), dtype=np.int64)
     number = 0
     s = v * slots + slot
     for step in range(steps.first[slot], steps.first[slot + 1]):
@@ -256,10 +254,10 @@ def steps_into(
                         continue
                     stage = variants[k, 2] * time + variants[k, 7] * moved + variants[k, 3]
                     if value + stage <= budget and number < most:
-                        found[number, 0], found[number, 1] = step, k
-                        found[number, 2], found[number, 3] = before_v, steps.source[step]
-                        found[number, 4], found[number, 5] = variants[k, 0], before_n
-                        found[number, 6], found[number, 7] = b, value
-                        found[number, 8] = stage
+                        rows[number, 0], rows[number, 1] = step, k
+                        rows[number, 2], rows[number, 3] = before_v, steps.source[step]
+                        rows[number, 4], rows[number, 5] = variants[k, 0], before_n
+                        rows[number, 6], rows[number, 7] = b, value
+                        rows[number, 8] = stage
                         number += 1
-    return found[:number]
+    return rows[:number]

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import PlanningProblem
@@ -44,6 +43,7 @@ from app.analysis.planning.template import (
     stage_times,
     unevenness,
 )
+from app.analysis.quantities import FloatArray, IntArray
 
 
 def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Template]:
@@ -58,13 +58,13 @@ def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Templat
     yield _in_order(problem, groups[::-1])
     for at, group in enumerate(groups):
         for left, right in itertools.pairwise(range(len(group))):
-            one, other = group[left], group[right]
-            gpus = problem.options[one.option].gpus
+            first, other = group[left], group[right]
+            gpus = problem.options[first.option].gpus
             used = sum(problem.options[stage.option].gpus for stage in group[:left])
-            if one.option != other.option or used % (2 * gpus):
+            if first.option != other.option or used % (2 * gpus):
                 continue
-            merged = problem.option_index(problem.options[one.option].device, 2 * gpus)
-            stage = Stage(one.first, other.end, merged, one.nodes)
+            merged = problem.option_index(problem.options[first.option].device, 2 * gpus)
+            stage = Stage(first.first, other.end, merged, first.nodes)
             inside = [*group[:left], stage, *group[right + 1 :]]
             yield _in_order(problem, [*groups[:at], inside, *groups[at + 1 :]])
 
@@ -78,9 +78,6 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
             layer = end
     return number_nodes(problem, parts)
 
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 # Kinds of template time that `climb` keeps at most at `limit_ps`.
 NOTHING = 0
@@ -324,7 +321,7 @@ def cheapest_templates(table: Table) -> Iterator[Template]:
 
 def near_optimal(
     passes: SearchPasses,
-    found: SearchResult,
+    result: SearchResult,
     objective: str,
     budget: SearchBudget,
     others: Iterable[Template] = (),
@@ -341,12 +338,12 @@ def near_optimal(
     others : iterable of Template
         Further starting points of the search.
     """
-    candidates = {found.template, *found.others, *others, *_candidates(passes, found, budget)}
-    near = _Neighborhood(passes, found, objective, budget, candidates)
+    candidates = {result.template, *result.others, *others, *_candidates(passes, result, budget)}
+    near = _Neighborhood(passes, result, objective, budget, candidates)
     tied = T_OOBLECK if objective == "t_oobleck" else T_STD
     near.improve(near.ties(), _CLIMBED, limited=tied)
     if objective != "simulated":
-        return near.within(found.cost_ps)
+        return near.within(result.cost_ps)
     near.improve(sorted(near.times, key=near.rank), _CLIMBED)
     best = None
     while best != (best := near.best):
@@ -362,16 +359,16 @@ class _Neighborhood:
     def __init__(
         self,
         passes: SearchPasses,
-        found: SearchResult,
+        result: SearchResult,
         objective: str,
         budget: SearchBudget,
         candidates: Iterable[Template],
     ) -> None:
         self.passes, self.problem, self.budget = passes, passes.problem, budget
-        self.objective, self.limit_ps = objective, found.cost_ps
+        self.objective, self.limit_ps = objective, result.cost_ps
         self.times: dict[Template, TemplateTimes] = {}
         self._ranks: dict[Template, tuple[int, float, int, str]] = {}
-        iteration = 2 * len(found.template) * self.problem.spec.microbatches
+        iteration = 2 * len(result.template) * self.problem.spec.microbatches
         self.work = max(_WORK, _EXECUTIONS * iteration)
         self.climbed: set[tuple[int, bool, tuple[int, ...]]] = set()
         for template in candidates:
@@ -460,10 +457,10 @@ def _without_slight_stages(
 
 
 def _candidates(
-    passes: SearchPasses, found: SearchResult, budget: SearchBudget
+    passes: SearchPasses, result: SearchResult, budget: SearchBudget
 ) -> Iterator[Template]:
     """Yield the cheapest and the evenest templates with about the best template's slowest stage."""
-    slowest = max(stage_times(passes.problem, found.template))
+    slowest = max(stage_times(passes.problem, result.template))
     for longest in (slowest, int(slowest * (1 + NEAR))):
         if budget.spent:
             return

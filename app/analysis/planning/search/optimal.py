@@ -123,11 +123,11 @@ def _least_memory(problem: PlanningProblem, kind: int, budget: SearchBudget) -> 
     high = _most_memory(problem, template, mine)
     while high > low * (1 + _PRECISION) and not budget.spent:
         middle = (low + high) / 2
-        found = _some_template(_with_capacity(problem, mine, middle))
-        if found is None:
+        feasible = _some_template(_with_capacity(problem, mine, middle))
+        if feasible is None:
             low = middle
         else:
-            high = min(_most_memory(problem, found, mine), middle)
+            high = min(_most_memory(problem, feasible, mine), middle)
     return high
 
 
@@ -236,21 +236,21 @@ def plan_optimal(problem: PlanningProblem, objective: str, budget: SearchBudget)
     minimized = objective_of(objective, problem)
     search = Search(passes, minimized, budget)
     try:
-        found = search.run()
-        if found is not None and not fits(problem, found.template):
-            passes, found = _within_memory(problem, passes, found, minimized, budget)
+        result = search.run()
+        if result is not None and not fits(problem, result.template):
+            passes, result = _within_memory(problem, passes, result, minimized, budget)
     except TooManyCellsError as error:
         raise InfeasiblePlanError(
             "the cluster is too large for the optimal search", code="plan.too_large"
         ) from error
-    if found is None:
+    if result is None:
         raise InfeasiblePlanError("no template meets the constraints")
-    return _rank_near_optimal(passes, found, objective, budget, search.smallest_ps)
+    return _rank_near_optimal(passes, result, objective, budget, search.smallest_ps)
 
 
 def _rank_near_optimal(
     passes: SearchPasses,
-    found: SearchResult,
+    result: SearchResult,
     objective: str,
     budget: SearchBudget,
     smallest_ps: int,
@@ -258,21 +258,21 @@ def _rank_near_optimal(
     """Return the best template for the objective; among equals the fastest executed one."""
     problem = passes.problem
     if objective != SIMULATED:
-        near = near_optimal(passes, found, objective, budget)
-        ties = (item for item in near if evaluate(problem, item).by(objective) == found.cost_ps)
-        best = next(ties, found.template)
+        near = near_optimal(passes, result, objective, budget)
+        ties = (item for item in near if evaluate(problem, item).by(objective) == result.cost_ps)
+        best = next(ties, result.template)
         return OptimalPlan(
-            best, found.cost_ps, found.certificate.lower_bound_ps, found.certificate, near
+            best, result.cost_ps, result.certificate.lower_bound_ps, result.certificate, near
         )
-    bounds = bounds_of_execution(passes, found.template, smallest_ps, budget)
+    bounds = bounds_of_execution(passes, result.template, smallest_ps, budget)
     seeds = [template for bound in bounds for template in bound.others]
-    near = near_optimal(passes, found, objective, budget, seeds)
+    near = near_optimal(passes, result, objective, budget, seeds)
     least = max(
         problem.spec.microbatches * smallest_ps,
         min(bound.certificate.lower_bound_ps for bound in bounds),
     )
     executed = evaluate(problem, near[0]).simulated
-    return OptimalPlan(near[0], executed, least, found.certificate, near)
+    return OptimalPlan(near[0], executed, least, result.certificate, near)
 
 
 def _within_memory(
@@ -289,16 +289,16 @@ def _within_memory(
     """
     exact = SearchPasses(problem, relaxed.space, EXACT)
     try:
-        found = Search(exact, objective, budget).run()
+        result = Search(exact, objective, budget).run()
     except TooManyCellsError:
         careful = SearchPasses(problem, relaxed.space, AT_MOST)
-        found = Search(careful, objective, budget).run()
-        if found is None:
+        result = Search(careful, objective, budget).run()
+        if result is None:
             raise
         proven = replace(
             bound.certificate,
-            upper_bound_ps=found.cost_ps,
-            explored=bound.certificate.explored + found.certificate.explored,
+            upper_bound_ps=result.cost_ps,
+            explored=bound.certificate.explored + result.certificate.explored,
         )
-        return careful, replace(found, certificate=proven)
-    return exact, found
+        return careful, replace(result, certificate=proven)
+    return exact, result

@@ -18,7 +18,6 @@ import numpy as np
 from app.analysis.planning.problem import BETWEEN, INSIDE, Option, PlanningProblem
 from app.analysis.planning.search.kernels import (
     FAR,
-    IntArray,
     PassCosts,
     Steps,
     cheapest,
@@ -28,6 +27,7 @@ from app.analysis.planning.search.kernels import (
     steps_into,
 )
 from app.analysis.planning.template import Template, fits, number_nodes
+from app.analysis.quantities import IntArray
 
 CLOSED = 0
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from app.analysis.quantities import BoolArray
 from app.analysis.synthesis.execution import StepWork
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.program import JobProgram
@@ -39,7 +39,7 @@ class Injection(ABC):
         return None
 
     def odd(self) -> tuple[int, ...]:
-        """Return the positions of steps that the fault makes unlike the others on all ranks."""
+        """Return the positions of steps that the fault makes unlike other steps on all ranks."""
         return ()
 
     def document(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Spells:
     share: float = 1.0  # share of the steps from there on, at most 1
     length: float = 3.0  # mean number of steps in a row, where not all of them are
 
-    def active(self, steps: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def active(self, steps: int, rng: np.random.Generator) -> BoolArray:
         """Return which steps have the fault, bool[steps]; at least one from `from_step` on."""
         there = np.arange(steps) >= self.from_step
         if self.share >= 1 or not there.any():

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.synthesis.execution import StepWork
 from app.analysis.synthesis.injections.base import Injection, Spells, Worker, checked
 from app.analysis.synthesis.job import JobModel
@@ -99,9 +100,9 @@ class SequenceLengths(Injection):
             mask = program.of_types(name)
             work.duration_ns[mask] *= factors[program.microbatch[mask]]
 
-    def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, microbatches: int, rng: np.random.Generator) -> IntArray:
         """Return random sequence lengths, shape (microbatches, sequences), padded with 0."""
-        columns: list[NDArray[np.int64]] = []
+        columns: list[IntArray] = []
         room = np.full(microbatches, self.max_length, np.int64)
         while room.any():
             drawn = rng.lognormal(np.log(self.median_length), self.spread, microbatches)
@@ -189,9 +190,9 @@ class MemoryFragmentation(Injection):
 
 def keep_waiting(
     work: StepWork,
-    mask: NDArray[np.bool_],
+    mask: BoolArray,
     dp: int,
-    late_ns: NDArray[np.float64],
+    late_ns: FloatArray,
     rank: NDArray[np.int16],
 ) -> None:
     """Make a worker's other ranks wait for `rank`; `late_ns` has shape (operations, steps)."""
@@ -206,7 +207,7 @@ def _slow_rank_of_worker(
     job: JobModel,
     worker: Worker,
     rank_and_factor: tuple[int, float],
-    active: NDArray[np.bool_],
+    active: BoolArray,
 ) -> None:
     """Slow down one tensor- or context-parallel rank of a worker in the active steps."""
     (dp, pp), (rank, factor) = worker, rank_and_factor
@@ -371,8 +372,8 @@ class UnevenExperts(Injection):
         # spread.
         tokens = np.exp(own - own.max(axis=-1, keepdims=True))
         tokens /= tokens.mean(axis=-1, keepdims=True)
-        # The ranks of a group compute each layer together, so that `latest` is the same for all of
-        # them; a rank alone would be done earlier by `early`.
+        # The ranks of a group compute each layer together, so `latest` is the same for all of them;
+        # a rank that computed alone would finish earlier by `early`.
         latest = takes[mask].reshape(tokens.shape)
         early = shared.ahead_ns[:, mask].sum(axis=0).reshape(tokens.shape)
         experts = self.share * (latest - early) * tokens

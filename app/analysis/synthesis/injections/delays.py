@@ -47,7 +47,7 @@ class Checkpoint(Injection):
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead(Injection):
-    """One host or all hosts take longer to launch a computation than the device takes to run it."""
+    """One host or every host takes longer to launch a computation than the device to run it."""
 
     # Time to launch one computation; a computation that runs longer hides the launch of the next.
     launch_ns: float
@@ -182,14 +182,14 @@ class FalseKernelDependency(Injection):
         scatters = program.of_types(GRADS_REDUCE_SCATTER)
         backwards = program.of_types(BACKWARD_COMPUTE)
         for stage in range(job.sizes.pp):
-            here = program.stage == stage
+            on_stage = program.stage == stage
             # The program lists a stage's computations in the order in which they run.
-            order = np.flatnonzero(computes & here)
+            order = np.flatnonzero(computes & on_stage)
             for chunk in range(job.sizes.vpp):
-                reduced = np.flatnonzero(scatters & here & (program.chunk == chunk))
+                reduced = np.flatnonzero(scatters & on_stage & (program.chunk == chunk))
                 if not len(reduced):
                     continue
-                done = np.flatnonzero(backwards & here & (program.chunk == chunk))[-1]
+                done = np.flatnonzero(backwards & on_stage & (program.chunk == chunk))[-1]
                 position = int(np.searchsorted(order, done))
                 for held in order[position + 1 : position + 1 + self.blocked].tolist():
                     after[held] = tuple(sorted({*after[held], int(reduced[-1])}))

@@ -27,9 +27,9 @@ def test_the_rank_that_is_in_no_wait_is_named_with_its_line() -> None:
 
     assert [(one.rank, one.kind) for one in hang.culprits] == [(2, HangKind.NEVER_ENTERED)]
     assert hang.waiting == (0, 1, 3)
-    assert "is in __next__ (loader.py:212) while the others stand in all_reduce" in hang.sentence
+    assert "is in __next__ (loader.py:212) while the others wait in all_reduce" in hang.sentence
     assert hang.chain[0].waits_for == (2,)
-    assert "by the stacks alone" in hang.unknown[-1]
+    assert "only the stacks show this" in hang.unknown[-1]
 
 
 def test_ranks_that_stand_in_one_line_of_the_users_wait_there() -> None:

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from app.analysis.pulse.columns import Float64
-from app.analysis.pulse.medians import (
-    median_of,
-    median_of_columns,
-    median_of_others,
-    median_of_rows,
-)
+from app.analysis.pulse.medians import median_of_others, median_of_rows
+from app.analysis.quantities import FloatArray
+from app.analysis.replay.robust_statistics import median_of_known
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 9))
 NUMBERS = st.integers(-5, 5).map(float)
@@ -25,13 +21,13 @@ ROWS = st.one_of(
 
 
 @given(ROWS)
-def test_they_are_those_of_what_is_there(values: Float64) -> None:
+def test_they_are_those_of_what_is_there(values: FloatArray) -> None:
     middle, others = median_of_rows(values), median_of_others(values)
 
-    assert np.array_equal(median_of_columns(values.T), middle, equal_nan=True)
+    assert np.array_equal(median_of_known(values.T), middle, equal_nan=True)
     for row, seen in enumerate(values):
         there = seen[~np.isnan(seen)]
-        assert np.array_equal(median_of(there), middle[row], equal_nan=True)
+        assert np.array_equal(median_of_known(there), middle[row], equal_nan=True)
         assert np.array_equal(
             middle[row], np.median(there) if len(there) else np.nan, equal_nan=True
         )

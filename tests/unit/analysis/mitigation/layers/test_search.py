@@ -126,7 +126,7 @@ def test_what_says_nothing_of_memory_limits_nothing(given: object) -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 5, 5))
     costs = lane_of(job, LOSS, 1).costs
     room = stage_capacity({"max_layers": given}, costs)
-    assert not room.known
+    assert not room.is_known
     assert room.most(0) > 1000
 
 
