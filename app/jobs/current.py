@@ -59,7 +59,7 @@ class Urgent:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job on a page of the fleet."""
+    """A job with its latest sessions, labels and most pressing incident, for lists."""
 
     name: str
     latest: SessionRow
@@ -344,14 +344,14 @@ def _urgent(at: Moment) -> Subquery:
 
 
 def shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a job is in a list."""
+    """Return the SQL condition that the list of a choice contains a job."""
     if show is Show.SLOW:
         return and_(true(), one.slow)
     return and_(true(), one.slowdown.is_(None)) if show is Show.NONE else true()
 
 
 def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a job matches a filter, apart from `FleetFilter.show`."""
+    """Return the SQL condition that a job matches a filter, apart from `FleetFilter.show`."""
     conditions: list[ColumnElement[bool]] = []
     if filters.owner:
         conditions.append(one.labels["owner"].astext == filters.owner)

@@ -189,10 +189,10 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
 
 
 def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
-    """Return the sessions of a trend with the GPU-hours that each used and lost.
+    """Return the query of a trend's sessions with the GPU-hours that each used and lost.
 
-    Several parts of the statement read this query; only the last period of the trend has causes and
-    S.
+    Several parts of the statement read this query; only sessions of the last period have causes
+    and S.
     """
     session, verdict, until = durations.c, StoredVerdict, span.until
     hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
@@ -224,7 +224,7 @@ def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilte
 
 
 def _jobs(costs: CTE) -> CTE:
-    """Return sums over sessions by job, period and labels, from which most other sums follow."""
+    """Return the query of GPU-hours by job, period and labels, from which other sums follow."""
     one = costs.c
     key = (one.job_id, one.back, one.team, one.owner)
     return (
@@ -372,7 +372,7 @@ class ReportFilter:
         return self != ReportFilter()
 
     def of(self, labels: Any) -> list[ColumnElement[bool]]:  # noqa: ANN401 - a column of JSON
-        """Return the conditions on the labels of a session."""
+        """Return the SQL conditions that a session has the labels of the filter."""
         conditions = [
             labels[name].astext == value
             for name, value in (("team", self.team), ("owner", self.owner))

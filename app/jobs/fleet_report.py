@@ -80,9 +80,9 @@ class FleetReport:
     spent: Spent
     fixes: Sequence[FixLine]
     opened: int
-    """Incidents that were sent in the time."""
+    """Number of incidents that fired in the period."""
     resolved: int
-    """Sent incidents that ended in the time."""
+    """Number of fired incidents that were resolved in the period."""
 
     @property
     def costs(self) -> Costs:
@@ -261,7 +261,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """S of jobs by a size of the job, in classes whose limits double."""
+    """S of jobs in classes of their size; the limits of the classes double."""
 
     jobs: int  # jobs of known size
     classes: Sequence[Class]
@@ -311,7 +311,7 @@ def _steps(jobs: Sequence[JobFigures]) -> Figure:
 
 
 def _operations(jobs: Sequence[JobFigures]) -> Figure:
-    """Return the waste by kind of operation; the examples are the worst job of each kind."""
+    """Return the figure of the waste by kind of operation; it names the worst job of each kind."""
     found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
     examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
     return Figure(

@@ -114,7 +114,7 @@ def _sessions(tx: Reads, words: Sequence[str]) -> list[Found]:
     numbers = [int(word) for word in words if _is_number(word)]
     ids = [id_ for word in words if (id_ := _id_of(word)) is not None]
     if not numbers and not ids:
-        # Without a number the words match jobs; the page of a job lists its sessions.
+        # Without a number the words find jobs; a job's page lists its sessions.
         return []
     rest = [
         word

@@ -41,16 +41,16 @@ EARLY: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened to a job."""
+    """An event of a job that a person or a program noted: a deployment, a change, a remark."""
 
     id: int
     at: datetime
-    """When it happened."""
+    """Time of the event."""
     kind: NoteKind
     words: str
     author: str
     noted_at: datetime
-    """When it was noted."""
+    """Time at which the note was written."""
 
 
 def write_note(  # noqa: PLR0913 - the fields of a note
@@ -383,7 +383,7 @@ def _points(
 
 
 def _number(text: str | None) -> float:
-    """Return a size from the metadata, which may be any text; 0 if the text is not a number."""
+    """Return a number from the metadata, whose values may be any text; 0 if it is not a number."""
     return float(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0.0  # noqa: PLR2004 - exact in a float
 
 
@@ -468,7 +468,7 @@ _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
 def _happened(
     tx: Reads, job: str, since: datetime | None, until: datetime | None
 ) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
-    """Read the latest attempts, incidents, fixes and notes of a job with one statement.
+    """Return the latest attempts, incidents, fixes and notes of a job, read with one statement.
 
     Notes are limited to the period; attempts, incidents and fixes are the latest of any time.
     """

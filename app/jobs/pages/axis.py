@@ -42,7 +42,9 @@ def compare_url(before: uuid.UUID, after: uuid.UUID) -> str:
 
 
 def around_moment(points: Sequence[TimePoint], at: datetime) -> str:
-    """Return the address of the comparison of the sessions before and after a time; "" if none.
+    """Return the address of the comparison of the sessions before and after a time.
+
+    The address is empty if there is no session before or after the time.
 
     Parameters
     ----------

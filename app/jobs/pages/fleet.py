@@ -97,7 +97,7 @@ def _change(live: LiveStep) -> str:
 NAMED_SHARE: Final = 0.3
 # Largest number of silent jobs with which their list is open on the page.
 SILENT_OPEN: Final = 10
-# Least amount that is written; smaller amounts would read 0.0 GPU-hours.
+# Least loss in GPU-hours that a text names; a smaller one would read 0.0 GPU-hours.
 _LEAST: Final = 0.05
 # Relative tolerance for comparisons of floating-point sums.
 _NEARLY: Final = 1 + 1e-6
@@ -106,7 +106,7 @@ EMPTY: Final = "The archive is empty"
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page; `jobs` have data in the chosen period, `silent` jobs count nowhere else."""
+    """The fleet page; `jobs` have data in the chosen period, `silent` jobs are in no sum."""
 
     now: datetime
     title: str
@@ -259,7 +259,7 @@ def _silent_title(found: FleetView, about: Range) -> str:
 
 
 def _heading(found: FleetView, about: Range) -> str:
-    """Return a sentence with the loss of the matching jobs, or why there is none."""
+    """Return a sentence with the loss of the matching jobs, or why no loss is known."""
     heard = [group for group in found.groups if group.heard]
     if not heard:
         silent = any(group.jobs for group in found.groups)

@@ -255,8 +255,8 @@ def _change(gain: float) -> str:
     return percent(-gain) if gain > 0 else f"+{percent(-gain)}" if gain < 0 else percent(0.0)
 
 
-# Least change of the wasted share that counts as a trend; smaller changes read the same in per
-# cent.
+# Least change of the wasted share between two periods that counts as a trend; both shares of a
+# smaller change are written as the same per cent.
 CHANGED: Final = 0.0005
 _DAY: Final = timedelta(days=1)
 

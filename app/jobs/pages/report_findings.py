@@ -195,7 +195,7 @@ ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class ExampleLink:
-    """A job at the upper end of a figure, and its value."""
+    """A job with one of the largest values of a figure."""
 
     url: str
     text: str

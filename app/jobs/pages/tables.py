@@ -295,7 +295,7 @@ SHORT_REASON: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A line of a table of jobs or of a table of sessions."""
+    """A line of a table of jobs or of a table of sessions, as texts."""
 
     state: StateLabel
     status: SessionState
@@ -433,7 +433,7 @@ def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_ste
 
 
 def _against(measured: Slowdown | None) -> str:
-    """Return what a slowdown is relative to, in words."""
+    """Return the baseline of a slowdown in words; "" without a slowdown."""
     if measured is None:
         return ""
     if measured.kind.without_causes:
