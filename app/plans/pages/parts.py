@@ -241,7 +241,7 @@ def _method_row(
 
 
 def _folded(folding: FoldedCluster) -> str:
-    """Return the virtual cluster of Ditto's folding as text."""
+    """Return the virtual cluster to which Ditto folded the devices as text."""
     weakest, nodes = folding.weakest, plural(folding.virtual_nodes, "node")
     worth = [f"a {name} as {n}" for name, n in folding.factors.items() if name != weakest]
     counted = f" ({', '.join(worth)})" if worth else ""

@@ -193,7 +193,7 @@ def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
 
 
 def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
-    """Return the texts of a plan without a template: sentence, explanation and facts."""
+    """Return the sentence, the explanation and the facts of a plan that has no template."""
     row = view.row
     facts = [
         Fact("Method", METHOD_NAMES[row.method], row.objective),

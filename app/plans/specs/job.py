@@ -229,7 +229,7 @@ class WrittenJob(Written):
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
 
     def _undividable(self, gpus_per_node: int) -> Iterator[tuple[str, str]]:
-        """Yield path and message for fixed sizes that no division of whole nodes can have."""
+        """Yield path and message of each fixed size that no division of the nodes has."""
         fixed, layers = self.parallelism, self.model.transformer.layers
         nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
         degrees = [
