@@ -20,7 +20,7 @@ from app.jobs.models import Job
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 
-# Number of a host's latest sessions that are read.
+# Number of a host's latest sessions that a view contains.
 MOST_SESSIONS: Final = 2000
 MOST_INCIDENTS: Final = 20
 MOST_MOVES: Final = 20

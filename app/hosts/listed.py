@@ -1,6 +1,6 @@
 """Lists of hosts by cost over all jobs and sessions, as a page and as a file.
 
-The file is read with one statement for thousands of lines.
+The database writes the lines of the file, thousands with one statement.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TREND: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Number of incidents that name a host and have fired, and whether one of them is firing."""
+    """Number of fired incidents at a host, and whether one of them is still firing."""
 
     incidents: int
     firing: bool
@@ -109,7 +109,7 @@ def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]
 
 
 def alarms_of(tx: Reads, hosts: Sequence[str]) -> dict[str, Alarms]:
-    """Return the incidents that name each of these hosts as their place."""
+    """Return the fired incidents at each of these hosts; a host without one is left out."""
     where = AlertIncident.document["where"].astext
     rows = tx.session.execute(
         select(
@@ -253,7 +253,7 @@ def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]
 
 
 def is_shown(columns: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a host is in a list."""
+    """Return the SQL condition that the list of a choice contains a host."""
     if show is Show.BLAMED:
         return and_(true(), columns.blamed)
     return true() if show is Show.ALL else and_(true(), columns.repaired)

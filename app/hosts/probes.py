@@ -231,7 +231,7 @@ class ProbeView:
 
     @property
     def misses(self) -> bool:
-        """Return whether all measured devices are cleared, but a GPU was not measured."""
+        """Return whether every measured device is cleared while a GPU could not be measured."""
         outcome = overall([device.outcome for device in self.devices])
         return outcome is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 

@@ -61,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Gpu:
-    """A GPU of a host: its display name, and its UUID, which is "" if unknown."""
+    """A GPU of a host: its display name, and its UUID ("" if the session does not report it)."""
 
     name: str
     uuid: str = ""

@@ -177,7 +177,7 @@ def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
 
 
 def is_known(tx: Reads, host: str) -> bool:
-    """Return whether a session named the host or a repair of it is stored."""
+    """Return whether a session has named the host or its repair log has an entry."""
     named = select(HostReading.host).where(HostReading.host == host).limit(1)
     repaired = select(HostRepair.host).where(HostRepair.host == host).limit(1)
     return any(tx.session.execute(query).first() is not None for query in (named, repaired))

@@ -1,4 +1,4 @@
-"""Page of hosts: blamed hosts by cost, hosts that only look slow; texts and CSV files of hosts."""
+"""Page of hosts: blamed hosts by cost, slow hosts without blame; texts and CSV files of hosts."""
 
 from __future__ import annotations
 
