@@ -4,14 +4,14 @@
 code of a fault    meaning
 =================  ============================================================================
 ``missing``        a required key is absent
-``unknown_key``    a key that means nothing here
-``bad_type``       not of the type that is wanted
+``unknown_key``    a key that the document does not have
+``bad_type``       a value of a wrong type
 ``not_finite``     NaN or an infinity
 ``out_of_range``   a number outside its range
 ``bad_length``     a list that is empty, too long, or not as long as there are ranks
-``unknown_value``  not one of the words that are allowed
+``unknown_value``  a word that is not one of the allowed words
 ``unknown_rank``   a rank that the group does not have
-``duplicate``      a rank stands twice
+``duplicate``      a rank that occurs twice
 ``conflict``       two statements contradict each other
 =================  ============================================================================
 """

@@ -35,7 +35,7 @@ class WrittenShare(Written):
     resized_columns: Count = 0
     migrated_columns: Count | None = None
     to: Annotated[dict[RankNumber, Count], Field(max_length=MOST_RANKS, default_factory=dict)]
-    # Answers of the server also contain these fields, which follow from the others.
+    # Fields that answers of the server also contain and that follow from the other fields.
     gamma: float | None = None
     received_columns: int | None = None
     time_s: float | None = None

@@ -190,7 +190,7 @@ _TICKS: Final = 4
 _STEP_TICKS: Final = 4
 # Multiple of the typical gap between reports above which no line joins two reports.
 _GAP: Final = 5.0
-# Largest number of marked versions; the newest applied versions are marked.
+# Largest number of versions marked in the drawing; these are the newest applied ones.
 _MOST_MARKS: Final = 6
 # Position in per cent to the right of which a label is written to the left of its line.
 _LATE: Final = 70.0
