@@ -71,7 +71,7 @@ class HostSessionBody(ReadBody):
     slowdown: float
     computing: float | None
     cause: str | None
-    cost_gpu_hours: float = Field(validation_alias="cost")
+    cost_gpu_hours: float
     gpus: list[GpuBody]
 
 
@@ -82,9 +82,9 @@ class RepairBody(ReadBody):
     gpu: str | None
     what: str
     by: str
-    outcome: Outcome = Field(validation_alias=AliasPath("judged", "outcome"))
-    slowdown_before: float | None = Field(validation_alias=AliasPath("judged", "before"))
-    slowdown_after: float | None = Field(validation_alias=AliasPath("judged", "after"))
+    outcome: Outcome
+    slowdown_before: float | None
+    slowdown_after: float | None
     sessions_before: int = Field(validation_alias=AliasPath("judged", "sessions_before"))
     sessions_after: int = Field(validation_alias=AliasPath("judged", "sessions_after"))
 

@@ -106,6 +106,21 @@ class Repair:
     at: datetime  # when it was done
     judged: Judged
 
+    @property
+    def outcome(self) -> Outcome:
+        """Return the effect of the repair."""
+        return self.judged.outcome
+
+    @property
+    def slowdown_before(self) -> float | None:
+        """Return the median slowdown before the repair."""
+        return self.judged.before
+
+    @property
+    def slowdown_after(self) -> float | None:
+        """Return the median slowdown after the repair."""
+        return self.judged.after
+
 
 def note_repair(  # noqa: PLR0913 - the fields of a repair
     container: Container,

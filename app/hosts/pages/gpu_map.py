@@ -9,8 +9,8 @@ from typing import Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.rank_metadata import short_uuid
-from app.hosts.detail import HostView
-from app.hosts.pages.list import gpu_key, named_gpus, names_of_gpus
+from app.hosts.detail import HostView, gpu_key, names_of_gpus
+from app.hosts.pages.list import named_gpus
 from app.web.format import age, heat_color, times
 from app.web.moments import Form, When
 from app.web.time_ranges import Range

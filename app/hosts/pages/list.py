@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.hosts.costs import HOSTS, HostRow, Hosts, HostSums, Show, Totals
-from app.hosts.detail import HostIncident, HostSession, HostView
+from app.hosts.detail import HostIncident, HostJob, HostSession, HostView, jobs_of
 from app.hosts.places import Move
 from app.hosts.repairs import ENOUGH, Judged, Outcome, Repair
-from app.pulse.advance import HostNow, HostRank
+from app.pulse.advance import HostNotice, HostNow, HostRank
 from app.web import html, moments
 from app.web.format import (
     EN_DASH,
@@ -36,6 +36,8 @@ from app.web.time_ranges import MONTH, Range, RangeChoices, range_choices
 FIRING: Final = StateLabel("firing", "Firing", 0)
 SLOW_NOW: Final = StateLabel("slow", "Slow", 1)
 IN_SERVICE: Final = StateLabel("ok", "In service", 2, quiet=True)
+
+SLOWDOWN: Final = "Slowdown of the job if only its slowest worker there were as recorded"
 
 # Number of consecutive GPUs from which on they are written as a range.
 _RANGE_FROM: Final = 3
@@ -84,16 +86,6 @@ def named_gpus(gpus: Sequence[str]) -> str:
     if not all(gpu.isdecimal() for gpu in gpus):
         return gpu_words(gpus)
     return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_words(gpus)}"
-
-
-def gpu_key(gpu: Mapping[str, Any]) -> str:
-    """Return the key of a GPU: its UUID if known, else its number, which may change."""
-    return str(gpu.get("uuid") or gpu["gpu"])
-
-
-def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
-    """Return the name of each GPU in its latest session, by `gpu_key`."""
-    return {gpu_key(gpu): gpu["gpu"] for session in reversed(sessions) for gpu in session.gpus}
 
 
 def outcome_words(judged: Judged) -> str:
@@ -249,7 +241,7 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
             "Now",
             lambda row: html.slowdown(row.slowdown_now),
             classes="num",
-            hint="Slowdown of the job if only its slowest worker there were as recorded",
+            hint=SLOWDOWN,
         ),
         Shown(
             "GPUs",
@@ -338,44 +330,6 @@ _ALIKE: Final[tuple[Shown[HostSums], ...]] = (
 )
 
 
-def alike_csv(found: Hosts) -> Table:
-    """Return the table of hosts that look slow but are not blamed."""
-    return Table.of(HostSums, found.look_alikes)
-
-
-def jobs_csv(view: HostView) -> Table:
-    """Return the table of jobs that ran on a host."""
-    by_job: dict[str, list[HostSession]] = {}
-    for session in view.sessions:
-        by_job.setdefault(session.job, []).append(session)
-    return Table(
-        ("job", "sessions", "slow_sessions", "slowdown_worst", "cost_gpu_hours"),
-        (
-            (
-                *(job, len(own), sum(session.cause is not None for session in own)),
-                *(max(session.slowdown for session in own), sum(session.cost for session in own)),
-            )
-            for job, own in sorted(by_job.items())
-        ),
-    )
-
-
-def sessions_csv(view: HostView) -> Table:
-    """Return the table of a host's sessions, newest first."""
-    return Table(
-        ("received_at", "job", "session", "ranks", "workers", "slowdown", "computing", "cause",
-         "cost_gpu_hours"),
-        (
-            (
-                *(session.received_at.isoformat(), session.job, session.number, session.ranks),
-                *(session.workers, session.slowdown, session.computing, session.cause),
-                session.cost,
-            )
-            for session in view.sessions
-        ),
-    )  # fmt: skip
-
-
 def gpus_csv(view: HostView) -> Table:
     """Return the table of a host's GPUs in each session."""
     return Table(
@@ -383,9 +337,8 @@ def gpus_csv(view: HostView) -> Table:
          "named_by_a_cause"),
         (
             (
-                *(session.received_at.isoformat(), session.job, session.number),
-                *(gpu["gpu"], gpu.get("uuid"), gpu["slowdown"], gpu["computing"]),
-                str(gpu["slow"]).lower(),
+                *(session.received_at, session.job, session.number),
+                *(gpu["gpu"], gpu.get("uuid"), gpu["slowdown"], gpu["computing"], gpu["slow"]),
             )
             for session in view.sessions
             for gpu in session.gpus
@@ -393,32 +346,16 @@ def gpus_csv(view: HostView) -> Table:
     )  # fmt: skip
 
 
-def moves_csv(view: HostView) -> Table:
-    """Return the table of moves of GPUs to and from a host."""
-    return Table.of(Move, view.moves)
-
-
-def repairs_csv(view: HostView) -> Table:
-    """Return the table of a host's repairs."""
-    return Table(
-        ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
-        (
-            (
-                *(repair.at.isoformat(), repair.gpu, repair.what, repair.by),
-                *(repair.judged.outcome, repair.judged.before, repair.judged.after),
-            )
-            for repair in view.repairs
-        ),
-    )
-
-
 # File name → function that returns the file's table, given a host.
 EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
-    "sessions": sessions_csv,
+    "sessions": lambda view: Table.of(HostSession, view.sessions),
     "gpus": gpus_csv,
-    "moves": moves_csv,
-    "repairs": repairs_csv,
-    "jobs": jobs_csv,
+    "moves": lambda view: Table.of(Move, view.moves),
+    "repairs": lambda view: Table.of(
+        *(Repair, view.repairs, "at", "gpu", "what", "by"),
+        *("outcome", "slowdown_before", "slowdown_after"),
+    ),
+    "jobs": lambda view: Table.of(HostJob, sorted(jobs_of(view.sessions), key=lambda row: row.job)),
     "incidents": lambda view: Table.of(HostIncident, view.incidents),
 }
 
@@ -472,19 +409,13 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
     )
 
 
-def ranks_csv(found: HostNow) -> Table:
-    """Return the table of a host's ranks that are currently among the slowest of their job."""
-    header = ("job", "rank", "gpu", "ratio", "step_s")
-    return Table(header, ([getattr(rank, name) for name in header] for rank in found.ranks))
-
-
-def notices_csv(found: HostNow) -> Table:
-    """Return the table of notices about a host, newest first."""
-    header = ("job", "noticed_at", "cleared_at", "sentence")
-    return Table(header, ([getattr(notice, name) for name in header] for notice in found.notices))
-
-
-FILES: Final = {"pulse": ranks_csv, "notices": notices_csv}
+# File name → function that returns the file's table, given the live pulses of a host.
+FILES: Final[Mapping[str, Callable[[HostNow], Table]]] = {
+    "pulse": lambda now: Table.of(HostRank, now.ranks, "job", "rank", "gpu", "ratio", "step_s"),
+    "notices": lambda now: Table.of(
+        HostNotice, now.notices, "job", "noticed_at", "cleared_at", "sentence"
+    ),
+}
 
 _RANKS: Final[tuple[Shown[HostRank], ...]] = (
     Shown("Job", lambda rank: html.link(job_url(rank.job), rank.job), of_cells="grow"),
