@@ -97,6 +97,15 @@ def swatch(color: str) -> Markup:
     )
 
 
+def bar(share: float, kind: str = "") -> Markup:
+    """Return a horizontal bar of a length in per cent; `kind` is the CSS class of its color."""
+    own = f' class="{escape(kind)}"' if kind else ""
+    return Markup(  # noqa: S704 - a number, and escaped here
+        '<svg class="bar" height="8" preserveAspectRatio="none" viewBox="0 0 100 8"'
+        f' aria-hidden="true"><rect width="{share:.2f}" height="8"{own}/></svg>'
+    )
+
+
 def slowdown(value: float | None) -> Markup:
     """Return a slowdown, with a square in its color on the fixed scale before it."""
     if value is None:
