@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import (
@@ -38,6 +38,7 @@ from app.platform.database.columns import as_json, has_label, parts, whole
 from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+from app.web.lists import Column
 
 # Numbers of jobs and of hosts that a report names.
 NAMED: Final = 10
@@ -72,13 +73,18 @@ class Period:
     costs: Costs
 
 
+# GPU-hours, with their names in files.
+Used = Annotated[float, Column(csv="used_gpu_hours")]
+Lost = Annotated[float, Column(csv="lost_gpu_hours")]
+
+
 @dataclass(frozen=True, slots=True)
 class JobCost:
     """GPU-hours that a job used, and that it lost to stragglers."""
 
     job: str
-    used: float
-    lost: float
+    used: Used
+    lost: Lost
     sessions: int
 
 
@@ -87,7 +93,7 @@ class CauseCost:
     """GPU-hours lost to a cause; the losses of a job's causes may overlap."""
 
     cause: str
-    lost: float
+    lost: Lost
     jobs: int
 
 
@@ -96,7 +102,7 @@ class HostCost:
     """GPU-hours lost to causes that name the host."""
 
     host: str
-    lost: float
+    lost: Lost
     jobs: int
     sessions: int
     guessed: bool = False  # whether its name may be that of a container
@@ -112,8 +118,8 @@ class LabelCost:
     """GPU-hours that the sessions of a team or owner used, and lost to stragglers."""
 
     name: str | None  # None: sessions without the label
-    used: float
-    lost: float
+    used: Used
+    lost: Lost
     jobs: int
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import numpy as np
 from sqlalchemy import ColumnElement, Integer, func, select, true
@@ -36,6 +36,7 @@ from app.platform.database.projects import Project
 from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+from app.web.lists import Column
 
 MOST_FIXES: Final = 20
 
@@ -57,15 +58,15 @@ class FixLine:
     """A fix whose effect was measured in the period; gains are shares of the step time."""
 
     job: str
-    title: str
-    session: uuid.UUID
-    measured_by: uuid.UUID
-    predicted: float
+    title: Annotated[str, Column(csv="fix")]
+    session: Annotated[uuid.UUID, Column(csv=None)]
+    measured_by: Annotated[uuid.UUID, Column(csv=None)]
+    predicted: Annotated[float, Column(csv="predicted_gain")]
     at_most: bool
-    realized: float
-    unlike: str | None
-    gpus: int
-    step_time_s: float
+    realized: Annotated[float, Column(csv="realized_gain")]
+    unlike: Annotated[str | None, Column(csv="not_comparable")]
+    gpus: Annotated[int, Column(csv=None)]
+    step_time_s: Annotated[float, Column(csv=None)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import Select, case, delete, func, select
@@ -30,6 +30,7 @@ from app.platform.database.states import NoteKind, SessionState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 from app.sessions.receive import no_job
+from app.web.lists import Column
 
 # Largest number of notes of a job: several years with a deployment every few hours.
 MOST_NOTES: Final = 10_000
@@ -244,10 +245,10 @@ class Mark:
 
     at: datetime
     kind: MarkKind
-    words: str
+    words: Annotated[str, Column(csv="what")]
     path: str | None = None
     until: datetime | None = None
-    author: str | None = None
+    author: Annotated[str | None, Column(csv="by")] = None
     note: int | None = None
 
 

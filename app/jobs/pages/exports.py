@@ -13,7 +13,7 @@ from app.jobs.current import Moment
 from app.jobs.fleet import FileJob, Place, heard_jobs, silent_jobs
 from app.jobs.pages.query import FleetQuery
 from app.jobs.pages.tables import named_cause, reason_words, where_words
-from app.jobs.time_axis import JobAxis
+from app.jobs.time_axis import JobAxis, Mark
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.pulse.follow import LiveStep
@@ -45,7 +45,7 @@ def sessions_csv(found: JobAxis) -> Table:
             (
                 point.number,
                 point.attempt,
-                point.received_at.isoformat(),
+                point.received_at,
                 point.slowdown,
                 point.low,
                 point.high,
@@ -63,19 +63,7 @@ def sessions_csv(found: JobAxis) -> Table:
 
 def marks_csv(found: JobAxis) -> Table:
     """Return the table of a job's marks, newest first."""
-    return Table(
-        ("at", "until", "kind", "what", "by"),
-        (
-            (
-                mark.at.isoformat(),
-                None if mark.until is None else mark.until.isoformat(),
-                mark.kind.value,
-                mark.words,
-                mark.author,
-            )
-            for mark in found.marks
-        ),
-    )
+    return Table.of(Mark, found.marks, "at", "until", "kind", "what", "by")
 
 
 def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
