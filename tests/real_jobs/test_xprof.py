@@ -15,7 +15,7 @@ from app.analysis.trace.model import Sizes, Trace
 from app.cli.convert import read_recordings
 from tests.support.extras import of_extra
 
-of_extra("jax", "xla")
+of_extra("jax")
 JOB = Path(__file__).parent / "worker" / "jax_training.py"
 DEVICES, FIRST_STEP, STEPS = 4, 10, 5
 

@@ -1,4 +1,4 @@
-"""Libraries of extras, which are too large to be installed for every run of the tests."""
+"""Libraries that are too large to be installed for every run of the tests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from tests.conftest import REQUIRE_ALL
 
-# Set every night, where the extras are installed: what is missing then is a failure.
+# Set every night, when these libraries are installed; a missing one is a failure then.
 REQUIRE_EXTRAS = "PACELINE_REQUIRE_EXTRAS"
 
 
-def of_extra(module: str, extra: str) -> ModuleType:
-    """Import a module of an extra, or skip the tests of this file."""
+def of_extra(module: str) -> ModuleType:
+    """Import a module of such a library, or skip the tests of this file."""
     if os.environ.get(REQUIRE_EXTRAS) == "1":
         return importlib.import_module(module)
-    skipped: ModuleType = pytest.importorskip(module, reason=f"the extra {extra} is not installed")
+    skipped: ModuleType = pytest.importorskip(module, reason=f"{module} is not installed")
     return skipped
 
 
