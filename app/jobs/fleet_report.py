@@ -272,9 +272,14 @@ class Against:
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
     """Return the paper's figures, computed over these jobs."""
     slow = [job for job in jobs if job.straggles]
+    steps = [step for job in slow for step in job.steps]
+    slowest_steps = [(max(job.steps), job) for job in slow if job.steps]
     return (
         _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),
-        _steps(slow),
+        Figure(
+            *(Name.STEPS, len(slowest_steps), steps, [Curve("", cdf(steps))], PAPER_STEPS),
+            _largest(slowest_steps),
+        ),
         _operations(jobs),
         _figure(Name.M_W, slow, lambda job: job.m_w, PAPER_M_W),
         _figure(Name.M_S, slow, lambda job: job.m_s, PAPER_M_S),
@@ -298,35 +303,27 @@ def _figure(
     value: Callable[[JobFigures], float | None],
     paper: Sequence[Point],
 ) -> Figure:
-    known = [(found, job) for job in jobs if (found := value(job)) is not None]
-    values = [found for found, _ in known]
-    return Figure(name, len(known), values, [Curve("", cdf(values))], paper, _largest(known))
-
-
-def _steps(jobs: Sequence[JobFigures]) -> Figure:
-    values = [step for job in jobs for step in job.steps]
-    known = [(max(job.steps), job) for job in jobs if job.steps]
-    return Figure(
-        Name.STEPS, len(known), values, [Curve("", cdf(values))], PAPER_STEPS, _largest(known)
-    )
+    ranked = [(number, job) for job in jobs if (number := value(job)) is not None]
+    values = [number for number, _ in ranked]
+    return Figure(name, len(ranked), values, [Curve("", cdf(values))], paper, _largest(ranked))
 
 
 def _operations(jobs: Sequence[JobFigures]) -> Figure:
     """Return the figure of the waste by kind of operation; it names the worst job of each kind."""
-    found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
-    examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
+    ranked = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
+    examples = [_largest(pairs, kind)[0] for kind, pairs in ranked.items() if pairs]
     return Figure(
         Name.OPERATIONS,
         len(jobs),
-        [value for value, _ in next(iter(found.values()))],
-        [Curve(kind, cdf([value for value, _ in known])) for kind, known in found.items()],
+        [value for value, _ in next(iter(ranked.values()))],
+        [Curve(kind, cdf([value for value, _ in pairs])) for kind, pairs in ranked.items()],
         (),
         examples,
     )
 
 
-def _largest(known: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
-    ordered = sorted(known, key=lambda pair: (-pair[0], pair[1].job))[:EXAMPLES]
+def _largest(ranked: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
+    ordered = sorted(ranked, key=lambda pair: (-pair[0], pair[1].job))[:EXAMPLES]
     return [Example(job.job, job.session, job.number, value, note) for value, job in ordered]
 
 

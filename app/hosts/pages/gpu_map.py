@@ -104,7 +104,8 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
             LEFT + at * CELL_WIDTH,
             TOP + row * CELL_HEIGHT,
             heat_color(value),
-            f"{_hint(name, called[name])}, {columns[at].text}: {times(value)}",
+            f"{_label(called[name])}{'' if called[name] == name else f', {short_uuid(name)}'}, "
+            f"{columns[at].text}: {times(value)}",
             columns[at],
         )
         for row, name in enumerate(names)
@@ -159,10 +160,6 @@ def _values(
                 parts[at] = max(value, parts.get(at, 0.0))
                 latest.setdefault(name, value)
     return found, latest
-
-
-def _hint(key: str, name: str) -> str:
-    return _label(name) if key == name else f"{_label(name)}, {short_uuid(key)}"
 
 
 def _title(values: dict[str, dict[int, float]], called: Mapping[str, str]) -> str:

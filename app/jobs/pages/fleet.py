@@ -142,7 +142,8 @@ def fleet_page(
     silent = found.silent.total
     words: Counter[StateLabel] = Counter()
     for group in heard:
-        words[_state_label(group)] += group.matching
+        label = FINISHED_STATE if group.finished else job_state(group.state, slow=group.slow)
+        words[label if group.incident is None else STATES[group.incident]] += group.matching
     finished = sum(group.matching for group in groups if group.finished and not group.heard)
     words[FINISHED_STATE] += finished
     states = [
@@ -209,14 +210,6 @@ def fleet_page(
         if live.unrecorded
         else "",
     )
-
-
-def _state_label(group: Group) -> StateLabel:
-    if group.incident is not None:
-        return STATES[group.incident]
-    if group.finished:
-        return FINISHED_STATE
-    return job_state(group.state, slow=group.slow)
 
 
 def _short(heard: Sequence[Group], silent: int) -> str:

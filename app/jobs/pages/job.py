@@ -135,7 +135,11 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     shown, onset = shown_session(job), found.onset
     row = session_row(job.name, job.latest)
     verdicts = [(p.number, p.slowdown) for p in times_of.points if p.slowdown is not None]
-    csv = {name: _csv_url(address, job.name, name) for name in ("sessions", "marks")}
+    period = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
+    csv = {
+        name: Address(f"{job_url(job.name)}/{name}.csv", period).but()
+        for name in ("sessions", "marks")
+    }
     shown_columns = session_columns(fleet.now)
     return JobPage(
         now=fleet.now,
@@ -185,12 +189,6 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         else "",
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
-
-
-def _csv_url(address: Address, job: str, name: str) -> str:
-    """Return the address of the CSV of one of the page's tables over the same period."""
-    parameters = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
-    return Address(f"{job_url(job)}/{name}.csv", parameters).but()
 
 
 def _in(about: Range) -> str:

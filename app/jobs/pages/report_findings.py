@@ -9,7 +9,7 @@ from typing import Final
 
 from app.analysis.fleet import share_from
 from app.analysis.replay.metrics import STRAGGLING
-from app.jobs.fleet_report import Against, Example, Figure, Name
+from app.jobs.fleet_report import Against, Figure, Name
 from app.web.format import count, percent, plural, ratio, rough_percent, times
 from app.web.moments import When
 
@@ -258,13 +258,15 @@ def figure_view(figure: Figure) -> FigureView:
             unit,
         ),
         paper="; ".join(point.words for point in figure.paper),
-        examples=[_example(one, written(one.value)) for one in figure.examples],
+        examples=[
+            ExampleLink(
+                f"/sessions/{example.session}",
+                f"{example.job}, session {example.number}",
+                f"{example.note} {written(example.value)}".strip(),
+            )
+            for example in figure.examples
+        ],
     )
-
-
-def _example(one: Example, value: str) -> ExampleLink:
-    text = f"{one.job}, session {one.number}"
-    return ExampleLink(f"/sessions/{one.session}", text, f"{one.note} {value}".strip())
 
 
 _Parts = tuple[str, str, Scale, str, Callable[[float], str]]

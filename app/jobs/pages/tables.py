@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
-from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -36,7 +35,7 @@ from app.web.format import (
     times,
     worker,
 )
-from app.web.links import Address
+from app.web.links import Address, job_url
 from app.web.parts import FINISHED_STATE, SLOW_STATE, Sparkline, StateLabel, job_state, sparkline
 from app.web.tables import Shown
 
@@ -360,7 +359,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         state=state,
         status=session.state,
         name=job,
-        url=f"/jobs/{quote(job)}",
+        url=job_url(job),
         session_url=f"/sessions/{session.id}",
         number=session.number,
         slowdown=slowdown,

@@ -163,7 +163,9 @@ def stage_rows(
             block=_block(stage, document.layers, names),
             time_share=100 * stage.time_ms / longest,
             time_text=milliseconds(stage.time_ms),
-            memory_share=_memory_share(stage, most),
+            memory_share=min(100 * stage.memory_bytes / whole, 100.0)
+            if (whole := stage.memory_limit_bytes or most)
+            else None,
             memory_text=f"{stage.memory_bytes / GIB:.1f}"
             + (
                 ""
@@ -174,11 +176,6 @@ def stage_rows(
         )
         for number, (stage, idle) in enumerate(zip(stages, timeline.bubble, strict=True))
     )
-
-
-def _memory_share(stage: PlannedStage, most: float) -> float | None:
-    whole = stage.memory_limit_bytes or most
-    return min(100 * stage.memory_bytes / whole, 100.0) if whole else None
 
 
 def milliseconds(value: float) -> str:

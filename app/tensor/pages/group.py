@@ -105,8 +105,9 @@ def group_page(view: GroupView) -> GroupPage:
     row, latest = view.row, view.row.latest
     active = active_plan(row)
     document, base = advise(view.problem), f"{job_url(view.job)}/tensor/{row.name}"
-    slow = _slow_rank(view, active)
+    slow, free_slow = _slow_rank(view, active), _slow_rank(view, None)
     name_of = [str(number) for number in view.row.ranks or range(view.row.world_size)]
+    slowest = view.hosts[free_slow] if view.hosts else f"rank {name_of[free_slow]}"
     figure = times_figure(view.reports, slow, view.plans)
     ranks = f", ranks {row.ranks[0]}{EN_DASH}{row.ranks[-1]}" if row.ranks else ""
     others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
@@ -136,7 +137,7 @@ def group_page(view: GroupView) -> GroupPage:
         switch=_switch(view),
         history_title=_history_title(view.plans),
         plans=drawn(_PLANS, view.plans, csv=f"{base}/plans.csv", classes="plain tpplans"),
-        replace_title=replace_title(view, document, _straggler(view, name_of)),
+        replace_title=replace_title(view, document, slowest),
         replace_note=replace_note(view, document),
         alternatives_title=alternatives_title(document),
         alternatives=alternatives_table(document, active, f"{base}/alternatives.csv"),
@@ -151,12 +152,6 @@ def _slow_rank(view: GroupView, active: PlanRow | None) -> int:
         return max(range(len(shed)), key=shed.__getitem__)
     free = view.row.latest.free_times_s
     return max(range(len(free)), key=free.__getitem__)
-
-
-def _straggler(view: GroupView, names: list[str]) -> str:
-    """Return the host of the slowest rank; the rank's number if the job sends no hosts."""
-    rank = _slow_rank(view, None)
-    return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
 
 
 def _heading(
