@@ -164,7 +164,7 @@ def router() -> APIRouter:
         page: Annotated[int, Query(ge=1, le=10**6)] = 1,
     ) -> HostListBody:
         with container.reading() as tx:
-            found = list_hosts(
+            hosts = list_hosts(
                 tx,
                 Span(since, until),
                 PageRequest(sort, page, limit),
@@ -174,7 +174,7 @@ def router() -> APIRouter:
                 alike_from=STRAGGLING,
             )
         return HostListBody(
-            hosts=list(found.page.rows), total=found.page.total, page=found.page.number
+            hosts=list(hosts.page.rows), total=hosts.page.total, page=hosts.page.number
         )
 
     @routes.get("/{host}", summary="A host")

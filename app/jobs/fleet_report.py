@@ -134,7 +134,7 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
         .group_by(*key)
         .cte("sent")
     )
-    one = sent.c
+    columns = sent.c
     before = (
         select(Session.id)
         .where(Session.job_id == Job.id, Session.received_at < span.since, *of)
@@ -143,29 +143,29 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
     silent = select(func.count()).where(
         Job.archived_at.is_(None),
         Job.created_at <= span.until,
-        Job.id.not_in(select(one.job_id)),
+        Job.id.not_in(select(columns.job_id)),
         before,
     )
-    jobs = select(func.count(one.job_id.distinct()))
+    jobs = select(func.count(columns.job_id.distinct()))
     rows = tx.session.execute(
         select(
-            one.state,
-            one.counted,
-            func.sum(one.sessions).cast(Integer),
+            columns.state,
+            columns.counted,
+            func.sum(columns.sessions).cast(Integer),
             jobs.scalar_subquery(),
-            jobs.where(one.counted).scalar_subquery(),
+            jobs.where(columns.counted).scalar_subquery(),
             silent.scalar_subquery(),
         )
         .select_from(Project)
         .outerjoin(sent, true())
         .where(Project.id == tx.scope.project_id)
-        .group_by(one.state, one.counted)
+        .group_by(columns.state, columns.counted)
     ).all()
-    known = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
+    counts = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
     return Coverage(
-        received=sum(number for _, _, number in known),
-        counted=sum(number for _, counted, number in known if counted),
-        without={state: number for state, counted, number in known if not counted},
+        received=sum(number for _, _, number in counts),
+        counted=sum(number for _, counted, number in counts if counted),
+        without={state: number for state, counted, number in counts if not counted},
         jobs=rows[0][3],
         counted_jobs=rows[0][4],
         silent=rows[0][5],

@@ -58,14 +58,14 @@ def _all_in(column: ColumnElement[str], words: Sequence[str]) -> list[ColumnElem
 
 def _incidents(tx: Reads, words: Sequence[str]) -> list[Found]:
     rows = list_incidents(tx, EACH, filtered=IncidentFilter(words=" ".join(words)), sort="state")
-    found = []
+    results = []
     for row in rows:
         incident = row.incident
         place = f": {incident.where}" if incident.where else ""
         name = f"{row.job}: {cause_name(incident.cause)}{place}"
         note = f"{incident.state}, {incident.severity}"
-        found.append(Found("incident", name, note, f"/incidents/{incident.id}"))
-    return found
+        results.append(Found("incident", name, note, f"/incidents/{incident.id}"))
+    return results
 
 
 def _jobs(tx: Reads, words: Sequence[str]) -> list[Found]:

@@ -509,10 +509,8 @@ def _happened(
         as_json(query.limit(MOST_LISTED).correlate(Job))
         for query in (attempts, incidents, fixes, notes(since, until))
     )
-    found = tx.session.execute(
-        select(*listed).select_from(Job).where(Job.name == job)
-    ).one_or_none()
-    attempted, fired, applied, noted = found or ((), (), (), ())
+    row = tx.session.execute(select(*listed).select_from(Job).where(Job.name == job)).one_or_none()
+    attempted, fired, applied, noted = row or ((), (), (), ())
     return (
         _ATTEMPTS.validate_python(attempted or ()),
         _INCIDENTS.validate_python(fired or ()),
@@ -524,17 +522,17 @@ def _happened(
 def _changes(
     measure: Measure, points: Sequence[TimePoint], marks: Sequence[Mark]
 ) -> list[JobChange]:
-    known = [
+    measured = [
         (point, value)
         for point in points
         if (value := point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s)
     ][-LOOKED_AT:]
-    changes = lasting_changes([value for _, value in known])
-    edges = [0, *(change.position for change in changes), len(known)]
-    found = []
+    changes = lasting_changes([value for _, value in measured])
+    edges = [0, *(change.position for change in changes), len(measured)]
+    job_changes = []
     for index, change in enumerate(changes):
-        before = [point for point, _ in known[edges[index] : change.position]]
-        after = [point for point, _ in known[change.position : edges[index + 2]]]
+        before = [point for point, _ in measured[edges[index] : change.position]]
+        after = [point for point, _ in measured[change.position : edges[index + 2]]]
         cause = _leading(after) if change.after > change.before else _leading(before)
         other = _leading(before) if change.after > change.before else _leading(after)
         between = (
@@ -544,7 +542,7 @@ def _changes(
             and before[-1].received_at <= mark.at <= after[0].received_at
         )
         mark = next(between, None)
-        found.append(
+        job_changes.append(
             JobChange(
                 measure=measure,
                 at=after[0].received_at,
@@ -557,7 +555,7 @@ def _changes(
                 mark=None if mark is None else mark.words,
             )
         )
-    return found
+    return job_changes
 
 
 def _leading(points: Sequence[TimePoint]) -> str | None:

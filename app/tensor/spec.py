@@ -202,7 +202,7 @@ class WrittenTimings(WrittenGroup):
 
     def contradictions(self) -> list[Fault]:
         """Return a fault for each pair of fields that contradict each other."""
-        found = super().contradictions()
+        faults = super().contradictions()
         for name, values in (
             ("times_s", self.times_s),
             ("ranks", self.ranks),
@@ -211,8 +211,8 @@ class WrittenTimings(WrittenGroup):
         ):
             if values is not None and len(values) != self.world_size:
                 message = f"{name} has {len(values)} entries, world_size is {self.world_size}"
-                found.append(Fault("bad_length", message, column=name))
-        return found
+                faults.append(Fault("bad_length", message, column=name))
+        return faults
 
 
 class WrittenAck(Written):

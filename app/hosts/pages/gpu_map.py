@@ -146,7 +146,7 @@ def _values(
     view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
 ) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
     """Return the largest value of each GPU in each part of the period, and its latest value."""
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     latest: dict[str, float] = {}
     measure = "computing" if against_peers else "slowdown"
     for session in view.sessions:
@@ -156,10 +156,10 @@ def _values(
             own = [(WHOLE, session.computing if against_peers else session.slowdown)]
         for name, value in own:
             if value is not None:
-                parts = found.setdefault(name, {})
+                parts = values.setdefault(name, {})
                 parts[at] = max(value, parts.get(at, 0.0))
                 latest.setdefault(name, value)
-    return found, latest
+    return values, latest
 
 
 def _title(values: dict[str, dict[int, float]], called: Mapping[str, str]) -> str:

@@ -121,13 +121,13 @@ class HostsPage:
     alike: Drawn
 
 
-def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
+def hosts_page(hosts: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
     """Return the page of hosts."""
-    totals, rows = found.totals, found.page.rows
+    totals, rows = hosts.totals, hosts.page.rows
     firing = sum(row.firing for row in rows)
-    shown = _columns(found.now)
+    shown = _columns(hosts.now)
     return HostsPage(
-        now=found.now,
+        now=hosts.now,
         title=f"Hosts: {count(totals.blamed)} blamed",
         heading=_heading(totals, about),
         states=[(state_of(firing=True, slow=True), f"{count(firing)} firing")] if firing else [],
@@ -143,21 +143,21 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         ],
         choices=_choices(totals, show, address),
         range=range_choices(about, with_all=True),
-        list_title=_list_title(found, show),
-        list_note=_list_note(found, about),
+        list_title=_list_title(hosts, show),
+        list_note=_list_note(hosts, about),
         table=drawn(
             shown,
             rows,
             csv=replace(address, path="/hosts.csv").but(page=None),
             classes="fleet hosts",
             headings=sorted_by(HOSTS, shown, address),
-            pager=pager(found.page, address),
+            pager=pager(hosts.page, address),
         ),
         nothing=_nothing(show, words, about),
-        alike_title=_alike_title(found.look_alikes),
+        alike_title=_alike_title(hosts.look_alikes),
         alike=drawn(
             _ALIKE,
-            found.look_alikes,
+            hosts.look_alikes,
             csv=Address("/hosts-not-blamed.csv", about.parameters(default=MONTH)).but(),
             classes="plain alike",
         ),
@@ -197,18 +197,18 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
     ]
 
 
-def _list_title(found: Hosts, show: Show) -> str:
-    total = plural(found.page.total, "host")
+def _list_title(hosts: Hosts, show: Show) -> str:
+    total = plural(hosts.page.total, "host")
     if show is Show.BLAMED:
-        return f"{total} slow more than once" if found.page.total else "No host is blamed"
+        return f"{total} slow more than once" if hosts.page.total else "No host is blamed"
     return f"{total} with a repair" if show is Show.REPAIRED else total
 
 
-def _list_note(found: Hosts, about: Range) -> str:
+def _list_note(hosts: Hosts, about: Range) -> str:
     text = f"GPU-hours in {about.words}, each verdict until its job’s next session, at most 6 h"
-    if found.page.pages == 1:
+    if hosts.page.pages == 1:
         return text
-    return f"{text}; {count(found.page.first)} to {count(found.page.last)}"
+    return f"{text}; {count(hosts.page.first)} to {count(hosts.page.last)}"
 
 
 def _nothing(show: Show, words: str, about: Range) -> str:
@@ -374,11 +374,11 @@ class HostLive:
     notices_title: str
 
 
-def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
+def host_live(live: HostNow, csv: str, now: datetime) -> HostLive:
     """Return the live part of a host's page."""
-    number, open_now = len(found.ranks), sum(notice.cleared_at is None for notice in found.notices)
+    number, open_now = len(live.ranks), sum(notice.cleared_at is None for notice in live.notices)
     return HostLive(
-        drawn(_RANKS, found.ranks, csv=f"{csv}/pulse.csv") if found.ranks else None,
+        drawn(_RANKS, live.ranks, csv=f"{csv}/pulse.csv") if live.ranks else None,
         f"{plural(number, 'rank')} among the slowest now" if number else "",
         drawn(
             (
@@ -400,12 +400,12 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
                     of_cells="grow",
                 ),
             ),
-            found.notices,
+            live.notices,
             csv=f"{csv}/notices.csv",
         )
-        if found.notices
+        if live.notices
         else None,
-        f"{plural(len(found.notices), 'notice')} of its ranks, {count(open_now)} open",
+        f"{plural(len(live.notices), 'notice')} of its ranks, {count(open_now)} open",
     )
 
 

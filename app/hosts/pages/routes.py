@@ -46,10 +46,10 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about, words = time.about(MONTH), q[:MAX_WORDS].strip()
         with pages.reading(container) as (tx, nav):
-            found = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
+            hosts = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
         request = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
-        shown = hosts_page(found, about, _show(show), words, Address("/hosts", request))
-        return pages.render("hosts/list.html", nav, page=shown, now=found.now)
+        shown = hosts_page(hosts, about, _show(show), words, Address("/hosts", request))
+        return pages.render("hosts/list.html", nav, page=shown, now=hosts.now)
 
     @routes.get("/hosts.csv")
     def hosts_file_route(
@@ -63,8 +63,8 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/hosts-not-blamed.csv")
     def alike_file_route(container: Here, time: TimeQueryParam) -> Response:
         with container.reading() as tx:
-            found = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
-        return csv_file("paceline-hosts-not-blamed.csv", Table.of(HostSums, found.look_alikes))
+            hosts = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
+        return csv_file("paceline-hosts-not-blamed.csv", Table.of(HostSums, hosts.look_alikes))
 
     @routes.get("/hosts/{host}")
     def host_route(request: Request, container: Here, host: str, time: TimeQueryParam) -> Response:

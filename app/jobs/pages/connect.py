@@ -60,7 +60,7 @@ class Arriving:
 
 
 def arriving(
-    server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
+    server: str, status: InstallationStatus, arrivals: Arrivals, *, guarded: bool
 ) -> Arriving:
     """Return the steps of connecting a first job and their state."""
     checks = [Check("done", "Server answers", value=server)]
@@ -68,13 +68,13 @@ def arriving(
         checks.append(Check("done", "Workers ready", value=f"{alive} of {len(status.workers)}"))
     else:
         checks.append(Check("warn", "No worker is ready", "Sessions wait until one starts."))
-    if guarded and found.token_at is None:
-        how = f"paceline token create --project {found.project} --scope ingest NAME"
+    if guarded and arrivals.token_at is None:
+        how = f"paceline token create --project {arrivals.project} --scope ingest NAME"
         checks.append(Check("warn", "No token has the scope ingest", f"Create one: {how}"))
     elif guarded:
-        checks.append(Check("done", "Token created, scope ingest", at=found.token_at))
-    if found.refused is not None:
-        code, at = found.refused.code, found.refused.at
+        checks.append(Check("done", "Token created, scope ingest", at=arrivals.token_at))
+    if arrivals.refused is not None:
+        code, at = arrivals.refused.code, arrivals.refused.at
         if code in _REFUSALS:
             checks.append(Check("warn", "A sender was refused", _REFUSALS[code], at=at))
         else:

@@ -331,7 +331,9 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
             for name, value in address.parameters.items()
             if value and name not in ("team", "owner")
         ],
-        cleared_url=address.but(team=None, owner=None, label=None) if report.filters.asked else "",
+        cleared_url=address.but(team=None, owner=None, label=None)
+        if report.filters.has_criteria
+        else "",
         figures_url=Address("/", {"tab": "figures", **about.parameters(DAY), **groups}).but(),
         trend_title=_trend_title(report.spent.trend),
         trend_note=f"Share of the GPU-hours that was lost, in each "
@@ -447,10 +449,10 @@ def _neighbor(report: FleetReport, address: Address, way: int) -> str:
 
 
 def _trend_title(trend: Sequence[Period]) -> str:
-    known = [period.costs.share for period in trend if period.costs.sessions]
-    if len(known) < 2:  # noqa: PLR2004 - of one there is no trend
+    shares = [period.costs.share for period in trend if period.costs.sessions]
+    if len(shares) < 2:  # noqa: PLR2004 - of one there is no trend
         return "There is no earlier time to compare with"
-    first, last = known[0], known[-1]
+    first, last = shares[0], shares[-1]
     if abs(last - first) < CHANGED:
         return f"Waste stayed at {rough_percent(last)}"
     verb = "fell" if last < first else "rose"

@@ -118,10 +118,10 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:
         about = time.about(WEEK)
         with pages.reading(container) as (tx, nav):
-            found = fleet_report(tx, about.since(tx.now), about.end, query.filters)
+            report = fleet_report(tx, about.since(tx.now), about.end, query.filters)
         address = Address("/report", {**query.parameters, **time.parameters})
-        page = report_page(found, about, address)
-        return pages.render("jobs/report/page.html", nav, page=page, now=found.now)
+        page = report_page(report, about, address)
+        return pages.render("jobs/report/page.html", nav, page=page, now=report.now)
 
     @routes.get("/report/{name}.csv")
     def report_file_route(
@@ -129,11 +129,11 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about = time.about(WEEK)
         with container.reading() as tx:
-            asked = (tx, about.since(tx.now), about.end, query.filters)
+            selection = (tx, about.since(tx.now), about.end, query.filters)
             if name == FIGURES:
-                table = figures_csv(job_figures(*asked))
+                table = figures_csv(job_figures(*selection))
             else:
-                table = one_of(EXPORTS, name)(fleet_report(*asked))
+                table = one_of(EXPORTS, name)(fleet_report(*selection))
         return csv_file(f"paceline-report-{name}.csv", table)
 
 
@@ -165,9 +165,9 @@ def figures_page(
     tabs: Sequence[Choice],
 ) -> FiguresPage:
     """Return the tab of the fleet with the paper's figures."""
-    asked = {"team": filters.team, "owner": filters.owner, "label": filters.label}
+    parameters = {"team": filters.team, "owner": filters.owner, "label": filters.label}
     time = about.parameters(default=ALL)
-    here = Address("/", {"tab": "figures", **time, **asked})
+    here = Address("/", {"tab": "figures", **time, **parameters})
     slow = sum(job.straggles for job in jobs)
     return FiguresPage(
         now=now,
@@ -190,9 +190,9 @@ def figures_page(
         ]
         if jobs
         else [],
-        csv=Address(FILE, {**time, **asked}).but(),
+        csv=Address(FILE, {**time, **parameters}).but(),
         range=range_choices(about),
         filters=filters,
         kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
-        cleared_url=here.but(team=None, owner=None, label=None) if filters.asked else "",
+        cleared_url=here.but(team=None, owner=None, label=None) if filters.has_criteria else "",
     )

@@ -413,8 +413,8 @@ def named_cause(
         None if the verdict on S is withheld; a cause may still be known.
     """
     if slowdown is None:
-        known = causes if state == SessionState.NO_VERDICT else ()
-        return next((cause for cause in known if cause.cause != UNKNOWN), None)
+        candidates = causes if state == SessionState.NO_VERDICT else ()
+        return next((cause for cause in candidates if cause.cause != UNKNOWN), None)
     return causes[0] if causes and _is_slow(level, slowdown) else None
 
 

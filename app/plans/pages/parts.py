@@ -193,11 +193,11 @@ METHOD_NAMES: Final = {
 
 def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
     """Return the rows of the plan's method (first) and of the methods compared with it."""
-    found: dict[str, FoundTemplate] = {document.method: document, **document.others}
-    simulated = [other.iteration_time_ms.simulated for other in found.values()]
+    templates: dict[str, FoundTemplate] = {document.method: document, **document.others}
+    simulated = [other.iteration_time_ms.simulated for other in templates.values()]
     rows = [
         _method_row(name, other, simulated, names, own=name == document.method)
-        for name, other in found.items()
+        for name, other in templates.items()
     ]
     rows += [
         MethodRow(METHOD_NAMES[name], own=False, reason=other.reason)

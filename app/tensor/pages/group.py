@@ -187,7 +187,7 @@ def _facts(
     row, latest = view.row, view.row.latest
     over = document.slowest_time_s / document.fastest_time_s
     index = _slow_rank(view, active)
-    found = [
+    facts = [
         Fact("Slowest rank", slow, view.hosts[index] if view.hosts else "without a plan"),
         Fact(
             "Slower by",
@@ -208,9 +208,9 @@ def _facts(
         step = active.applied_step or active.created_step
         acknowledged = f"{active.acknowledged} of {row.world_size} acknowledged"
         note = acknowledged if active.apply else "advice: nothing is applied"
-        found.append(Fact("Plan since", f"Step {count(step)}", f"version {active.version}, {note}"))
-    found.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
-    return tuple(found)
+        facts.append(Fact("Plan since", f"Step {count(step)}", f"version {active.version}, {note}"))
+    facts.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
+    return tuple(facts)
 
 
 def _to_shed(view: GroupView) -> float:
@@ -245,15 +245,15 @@ def _ranks_title(active: PlanRow | None, names: list[str]) -> str:
             f"{plural(len(shedding), 'rank')} leave out {count(active.resized_columns)} columns "
             f"and hand {count(active.migrated_columns)} to the others"
         )
-    one = shedding[0]
+    share = shedding[0]
     parts = []
-    if one.resized_columns:
-        parts.append(f"leaves out {plural(one.resized_columns, 'column')}")
-    if one.migrated_columns:
-        takers = len(one.to)
-        parts.append(f"hands {count(one.migrated_columns)} to {plural(takers, 'other')}")
+    if share.resized_columns:
+        parts.append(f"leaves out {plural(share.resized_columns, 'column')}")
+    if share.migrated_columns:
+        takers = len(share.to)
+        parts.append(f"hands {count(share.migrated_columns)} to {plural(takers, 'other')}")
     would = "" if active.state is TensorPlanState.IN_FORCE else ", once it is applied"
-    return f"Rank {names[one.rank]} {' and '.join(parts)}{would}"
+    return f"Rank {names[share.rank]} {' and '.join(parts)}{would}"
 
 
 def _ranks_table(
@@ -440,7 +440,7 @@ FILES: Final[Mapping[str, Callable[[GroupView], Table | str]]] = {
 }
 
 
-def groups_csv(found: JobGroups) -> Table:
+def groups_csv(groups: JobGroups) -> Table:
     """Return the table of a job's groups."""
     return Table(
         ("group", "attempt", "ranks", "columns", "step", "reported_at", "slowest_s", "plan",
@@ -452,7 +452,7 @@ def groups_csv(found: JobGroups) -> Table:
                 row.plan and row.plan.state, row.plan and row.plan.predicted_time_s,
                 row.replace_node,
             ]
-            for row in found.groups
+            for row in groups.groups
         ),
     )  # fmt: skip
 
@@ -468,25 +468,25 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
     def groups_route(container: Here, job: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = list_groups(tx, job)
+                groups = list_groups(tx, job)
             except NotFoundError:
                 return pages.not_found(f"tensor-parallel group of job {job}", nav)
-        return pages.render("tensor/list.html", nav, page=groups_page(found), now=found.now)
+        return pages.render("tensor/list.html", nav, page=groups_page(groups), now=groups.now)
 
     @routes.get("/jobs/{job}/tensor.csv")
     def groups_file_route(container: Here, job: str) -> Response:
         with container.reading() as tx:
-            found = list_groups(tx, job)
-        return csv_file("paceline-tensor-groups.csv", groups_csv(found))
+            groups = list_groups(tx, job)
+        return csv_file("paceline-tensor-groups.csv", groups_csv(groups))
 
     @routes.get("/jobs/{job}/tensor/{group}")
     def group_route(container: Here, job: str, group: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = group_view(tx, job, group)
+                view = group_view(tx, job, group)
             except NotFoundError:
                 return pages.not_found(f"tensor-parallel group {group} of job {job}", nav)
-        return pages.render("tensor/page.html", nav, page=group_page(found), now=found.now)
+        return pages.render("tensor/page.html", nav, page=group_page(view), now=view.now)
 
     @routes.get("/jobs/{job}/tensor/{group}/{name}")
     def file_route(container: Here, job: str, group: str, name: str) -> Response:
@@ -494,8 +494,8 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
         if make is None:
             raise NotFoundError(f"There is no {name} of a tensor-parallel group.")
         with container.reading() as tx:
-            found = group_view(tx, job, group)
-        made, file_name = make(found), f"paceline-tensor-{found.row.name}-{name}"
+            view = group_view(tx, job, group)
+        made, file_name = make(view), f"paceline-tensor-{view.row.name}-{name}"
         if isinstance(made, Table):
             return csv_file(file_name, made)
         disposition = f'attachment; filename="{file_name}"'

@@ -424,11 +424,11 @@ class GroupsPage:
     rows: tuple[GroupLine, ...]
 
 
-def groups_page(found: JobGroups) -> GroupsPage:
+def groups_page(groups: JobGroups) -> GroupsPage:
     """Return the list of a job's groups."""
-    rows = tuple(_group_line(found.job, row) for row in found.groups)
+    rows = tuple(_group_line(groups.job, row) for row in groups.groups)
     slow = sum(
-        max(g.latest.free_times_s) > STRAGGLES * min(g.latest.free_times_s) for g in found.groups
+        max(g.latest.free_times_s) > STRAGGLES * min(g.latest.free_times_s) for g in groups.groups
     )
     heading = (
         f"{slow} of {plural(len(rows), 'tensor-parallel group')} "
@@ -436,7 +436,7 @@ def groups_page(found: JobGroups) -> GroupsPage:
         if slow
         else f"No straggler in {plural(len(rows), 'tensor-parallel group')}"
     )
-    return GroupsPage(found.job, heading, found.now, found.switch.mode is TensorMode.APPLY, rows)
+    return GroupsPage(groups.job, heading, groups.now, groups.switch.mode is TensorMode.APPLY, rows)
 
 
 def _group_line(job: str, row: GroupRow) -> GroupLine:
