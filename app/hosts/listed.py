@@ -90,13 +90,15 @@ def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
     return dict(map(tuple, rows))
 
 
+# Path of the slow GPUs in the GPUs of a reading.
+_SLOW_GPUS: Final = cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
+
+
 def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
     """Return the GPUs of each host that causes name as slow."""
     # The join scans all slow readings, which are few and in an index.
     named = _named(hosts)
-    gpus = func.jsonb_path_query_array(
-        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
-    )
+    gpus = func.jsonb_path_query_array(HostReading.gpus, _SLOW_GPUS)
     slow_gpus: dict[str, set[str]] = {}
     for host, some in tx.session.execute(
         select(HostReading.host, gpus)
@@ -342,9 +344,7 @@ def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
 
 def _gpus(span: Span) -> Subquery:
     """Return the GPUs of each host that causes of a period name as slow."""
-    slow_gpu = func.jsonb_path_query(
-        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
-    )
+    slow_gpu = func.jsonb_path_query(HostReading.gpus, _SLOW_GPUS)
     # scans all slow readings: they are few, and in an index
     named = (
         select(HostReading.host, slow_gpu.op("#>>")(array([], type_=Text)).label("gpu"))

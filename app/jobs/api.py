@@ -301,7 +301,7 @@ def jobs_router() -> APIRouter:
         q: Annotated[Word, Query(description="Words in a name, a label, a cause or a host.")] = "",
         show: Show = Show.ALL,
         owner: Word = "",
-        label: Annotated[Word, Query(description="`name=value`, or the name of a label.")] = "",
+        label: LabelText = "",
         loss: Loss | None = None,
         since: Annotated[
             AwareDatetime | None,

@@ -13,10 +13,17 @@ from markupsafe import Markup
 from app.analysis.budget.split import Part, Shares
 from app.analysis.wording import hours
 from app.incidents.pages.parts import STATES
-from app.jobs.current import FLEET, Show
+from app.jobs.current import FLEET, Loss, Show
 from app.jobs.fleet import FleetView, Group
 from app.jobs.pages.query import FilterBar, FleetQuery, filter_bar
-from app.jobs.pages.tables import SessionLine, job_attributes, job_columns, job_line, silent_columns
+from app.jobs.pages.tables import (
+    LOSS_WORDS,
+    SessionLine,
+    job_attributes,
+    job_columns,
+    job_line,
+    silent_columns,
+)
 from app.jobs.time_axis import TimePoint
 from app.pulse.follow import LiveStep
 from app.web import html
@@ -291,14 +298,17 @@ def _lost_to(with_data: Sequence[Group]) -> str:
     """Return the losses of the matching jobs by kind; "" if stragglers are the only kind."""
     gpus = sum(group.gpus for group in with_data)
     parts = {
-        "to stragglers": sum(group.wasted for group in with_data),
-        "between steps": sum(group.between for group in with_data),
-        "as all workers compute slower": sum(group.together for group in with_data),
+        Loss.STRAGGLERS: sum(group.wasted for group in with_data),
+        Loss.BETWEEN: sum(group.between for group in with_data),
+        Loss.TOGETHER: sum(group.together for group in with_data),
     }
-    shown = {what: lost for what, lost in parts.items() if lost >= _LEAST}
-    if not gpus or shown.keys() <= {"to stragglers"}:
+    shown = {loss: lost for loss, lost in parts.items() if lost >= _LEAST}
+    if not gpus or shown.keys() <= {Loss.STRAGGLERS}:
         return ""
-    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in shown.items())
+    words = (
+        f"{hours(lost)} {LOSS_WORDS[loss]} ({rough_percent(lost / gpus)})"
+        for loss, lost in shown.items()
+    )
     return f"By kind, GPU-hours each hour: {', '.join(words)}"
 
 

@@ -52,6 +52,12 @@ _TIME_LOST_TO: Final = {
     Loss.BETWEEN: _BETWEEN,
     Loss.TOGETHER: _TOGETHER,
 }
+# Continuations of "GPU-hours lost …" and of a share of the time that is lost.
+LOSS_WORDS: Final = {
+    Loss.STRAGGLERS: "to stragglers",
+    Loss.BETWEEN: "between steps",
+    Loss.TOGETHER: "as all workers compute slower",
+}
 # Parts of the time whose colors the kinds of loss have, in the same order.
 _LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
 # Width of the bar of lost time in pixels; the full width means half of the time.
@@ -258,9 +264,9 @@ def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
 def _time_lost_words(line: SessionLine) -> str:
     if line.losses is None:
         return ""
-    return (
-        f"{line.stragglers} to stragglers, {line.between} between steps, {line.together} as all "
-        "workers compute slower"
+    shares = (line.stragglers, line.between, line.together)
+    return ", ".join(
+        f"{share} {LOSS_WORDS[loss]}" for loss, share in zip(Loss, shares, strict=True)
     )
 
 

@@ -93,11 +93,7 @@ def session_job(meta: SessionMeta) -> SessionJob:
     ]
     if faults or layers is None or types is None or not isinstance(batch, int):
         names = ", ".join(str(fault.column) for fault in faults)
-        raise InvalidSpecError(
-            f"The whole job cannot be planned: the metadata lack {names}.",
-            code=MISSING,
-            faults=tuple(faults),
-        )
+        raise _refused(f"the metadata lack {names}", MISSING, faults)
     each = Counter(meta.hosts.values())
     if len(set(each.values())) > 1:
         raise _unfit("hosts", "all nodes of a job need as many GPUs")
@@ -195,13 +191,7 @@ def _read(document: dict[str, Any]) -> JobSpec:
         faults = tuple(
             replace(fault, column=_metadata_path(fault.column or "")) for fault in error.faults
         )
-        raise InvalidSpecError(
-            f"The whole job cannot be planned: {faults[0].message}."
-            if faults
-            else "The whole job cannot be planned.",
-            code=UNFIT,
-            faults=faults,
-        ) from error
+        raise _refused(faults[0].message if faults else "", UNFIT, faults) from error
     assert isinstance(spec, JobSpec)  # noqa: S101 - the document has a global batch
     return spec
 
@@ -214,10 +204,13 @@ def _metadata_path(path: str) -> str:
 
 
 def _unfit(key: str, message: str) -> InvalidSpecError:
+    return _refused(message, UNFIT, [Fault("conflict", message, column=key)])
+
+
+def _refused(reason: str, code: str, faults: Sequence[Fault]) -> InvalidSpecError:
+    why = f": {reason}" if reason else ""
     return InvalidSpecError(
-        f"The whole job cannot be planned: {message}.",
-        code=UNFIT,
-        faults=(Fault("conflict", message, column=key),),
+        f"The whole job cannot be planned{why}.", code=code, faults=tuple(faults)
     )
 
 
