@@ -306,7 +306,7 @@ def switch_router() -> APIRouter:
         job: str,
         body: Annotated[object, Depends(read_body)],
     ) -> SwitchBody:
-        """Switch a job's plans to advice, or to application where the job's own code allows it.
+        """Switch a job's plans to advice, or to application if the job's own code allows it.
 
         `max_gamma` can only lower the accuracy budget of the job's own code.
         """

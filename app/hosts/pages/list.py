@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Final
 
 from markupsafe import Markup
@@ -125,7 +126,8 @@ def hosts_page(hosts: Hosts, about: Range, show: Show, words: str, address: Addr
     """Return the page of hosts."""
     totals, rows = hosts.totals, hosts.page.rows
     firing = sum(row.firing for row in rows)
-    shown = _columns(hosts.now)
+    shown, page = _columns(hosts.now), hosts.page
+    part = "" if page.pages == 1 else f"; {count(page.first)} to {count(page.last)}"
     return HostsPage(
         now=hosts.now,
         title=f"Hosts: {count(totals.blamed)} blamed",
@@ -144,14 +146,15 @@ def hosts_page(hosts: Hosts, about: Range, show: Show, words: str, address: Addr
         choices=_choices(totals, show, address),
         range=range_choices(about, with_all=True),
         list_title=_list_title(hosts, show),
-        list_note=_list_note(hosts, about),
+        list_note=f"GPU-hours in {about.words}, each verdict until its job’s next session, at most "
+        f"6 h{part}",
         table=drawn(
             shown,
             rows,
             csv=replace(address, path="/hosts.csv").but(page=None),
             classes="fleet hosts",
             headings=sorted_by(HOSTS, shown, address),
-            pager=pager(hosts.page, address),
+            pager=pager(page, address),
         ),
         nothing=_nothing(show, words, about),
         alike_title=_alike_title(hosts.look_alikes),
@@ -202,13 +205,6 @@ def _list_title(hosts: Hosts, show: Show) -> str:
     if show is Show.BLAMED:
         return f"{total} slow more than once" if hosts.page.total else "No host is blamed"
     return f"{total} with a repair" if show is Show.REPAIRED else total
-
-
-def _list_note(hosts: Hosts, about: Range) -> str:
-    text = f"GPU-hours in {about.words}, each verdict until its job’s next session, at most 6 h"
-    if hosts.page.pages == 1:
-        return text
-    return f"{text}; {count(hosts.page.first)} to {count(hosts.page.last)}"
 
 
 def _nothing(show: Show, words: str, about: Range) -> str:
@@ -355,7 +351,7 @@ EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
         *(Repair, view.repairs, "at", "gpu", "what", "by"),
         *("outcome", "slowdown_before", "slowdown_after"),
     ),
-    "jobs": lambda view: Table.of(HostJob, sorted(jobs_of(view.sessions), key=lambda row: row.job)),
+    "jobs": lambda view: Table.of(HostJob, sorted(jobs_of(view.sessions), key=attrgetter("job"))),
     "incidents": lambda view: Table.of(HostIncident, view.incidents),
 }
 

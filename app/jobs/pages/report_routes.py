@@ -168,6 +168,7 @@ def figures_page(
     parameters = {"team": filters.team, "owner": filters.owner, "label": filters.label}
     time = about.parameters(default=ALL)
     here = Address("/", {"tab": "figures", **time, **parameters})
+    csv = Address(FILE, {**time, **parameters}).but()
     slow = sum(job.straggles for job in jobs)
     return FiguresPage(
         now=now,
@@ -180,17 +181,18 @@ def figures_page(
         tabs=tabs,
         figures=[figure_view(figure) for figure in figures(jobs)] if jobs else [],
         sizes=[
-            against_view(against_gpus(jobs), "GPUs", "Larger jobs", "Jobs"),
+            against_view(against_gpus(jobs), "GPUs", "Larger jobs", "Jobs", csv),
             against_view(
                 against_context(jobs),
                 "tokens",
                 "Jobs with longer sequences",
                 "Jobs whose metadata have seq_length or sequence_lengths",
+                csv,
             ),
         ]
         if jobs
         else [],
-        csv=Address(FILE, {**time, **parameters}).but(),
+        csv=csv,
         range=range_choices(about),
         filters=filters,
         kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
