@@ -71,7 +71,7 @@ class HostSessionBody(ReadBody):
     slowdown: float
     computing: float | None
     cause: str | None
-    cost_gpu_hours: float = Field(validation_alias="cost")
+    cost_gpu_hours: float
     gpus: list[GpuBody]
 
 
@@ -82,9 +82,9 @@ class RepairBody(ReadBody):
     gpu: str | None
     what: str
     by: str
-    outcome: Outcome = Field(validation_alias=AliasPath("judged", "outcome"))
-    slowdown_before: float | None = Field(validation_alias=AliasPath("judged", "before"))
-    slowdown_after: float | None = Field(validation_alias=AliasPath("judged", "after"))
+    outcome: Outcome
+    slowdown_before: float | None
+    slowdown_after: float | None
     sessions_before: int = Field(validation_alias=AliasPath("judged", "sessions_before"))
     sessions_after: int = Field(validation_alias=AliasPath("judged", "sessions_after"))
 
@@ -164,7 +164,7 @@ def router() -> APIRouter:
         page: Annotated[int, Query(ge=1, le=10**6)] = 1,
     ) -> HostListBody:
         with container.reading() as tx:
-            found = list_hosts(
+            hosts = list_hosts(
                 tx,
                 Span(since, until),
                 PageRequest(sort, page, limit),
@@ -174,7 +174,7 @@ def router() -> APIRouter:
                 alike_from=STRAGGLING,
             )
         return HostListBody(
-            hosts=list(found.page.rows), total=found.page.total, page=found.page.number
+            hosts=list(hosts.page.rows), total=hosts.page.total, page=hosts.page.number
         )
 
     @routes.get("/{host}", summary="A host")

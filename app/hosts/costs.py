@@ -55,7 +55,7 @@ class Span:
     until: datetime | None = None
 
     def holds(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions that a time is in the period."""
+        """Return the SQL conditions that a time is in the period."""
         conditions = []
         if self.since is not None:
             conditions.append(moment >= self.since)
@@ -190,7 +190,7 @@ class HostSums:
     last_seen: Annotated[datetime, Column(sort="-seen")]
     # Largest number of ranks of one job on the host.
     ranks: Annotated[int, Field(exclude=True)]
-    # Whether a cause of the host's latest session names it.
+    # Whether a cause of the host's latest session names a worker on it.
     is_slow: Annotated[bool, Field(exclude=True)]
 
 
@@ -257,7 +257,7 @@ class Weeks:
     end: datetime | None
 
     def holds(self, week: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions that a week, given its start, is one of these weeks."""
+        """Return the SQL conditions that a week with this start is one of these weeks."""
         conditions = []
         if self.first is not None:
             conditions.append(week >= self.first)
@@ -266,7 +266,7 @@ class Weeks:
         return conditions
 
     def leaves(self, moment: ColumnElement[datetime]) -> ColumnElement[bool]:
-        """Return the condition that a time is in none of these weeks."""
+        """Return the SQL condition that a time is in none of these weeks."""
         if self.first is None and self.end is None:
             return ~true()
         if self.first is None:
@@ -298,7 +298,7 @@ def _begin(moment: datetime, *, up: bool) -> datetime:
 
 
 def ledger(tx: Reads, span: Span, words: str) -> CTE:
-    """Return all hosts with sums, whether they were repaired, and whether they match the words.
+    """Return the query of all hosts with sums, repairs, and matches of the searched words.
 
     Sums of whole weeks are stored. Single readings are read, from an index, only at the ends of the
     period, and costs are computed only for the few readings that a cause names. Everything is first
@@ -323,7 +323,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
             seen.worst.label("slowdown_worst"),
             seen.computing.label("computing_worst"),
             func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
-            # read by a later statement, only for the hosts of the page
+            # Details of the row, which a later statement reads only for the hosts of the page.
             false().label("guessed"),
             seen.first_seen,
             seen.last_seen,
@@ -341,7 +341,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
-    """Return each host's sums over all readings, and which words match the host or its jobs."""
+    """Return the query of each host's sums over all readings, and of the words that match it."""
     both = (
         union_all(
             select(
@@ -401,7 +401,7 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
 
 
 def _ends(span: Span) -> Select[*tuple[Any, ...]]:
-    """Return the sums of the readings before and after the whole weeks of a period."""
+    """Return the query of the sums of readings before and after the whole weeks of a period."""
     received = HostReading.received_at
     return (
         select(
@@ -420,7 +420,7 @@ def _ends(span: Span) -> Select[*tuple[Any, ...]]:
 
 
 def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
-    """Return the sums of each host over its slow readings, and which words match a cause."""
+    """Return the query of each host's sums over slow readings, and of words that match a cause."""
     reading = priced(tx, span, slow=True).c
     causes = [
         [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
@@ -19,8 +19,9 @@ from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
 from app.jobs.models import Job
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
+from app.web.lists import Column
 
-# Number of a host's latest sessions that are read.
+# Number of a host's latest sessions that a view contains.
 MOST_SESSIONS: Final = 2000
 MOST_INCIDENTS: Final = 20
 MOST_MOVES: Final = 20
@@ -30,17 +31,29 @@ MOST_MOVES: Final = 20
 class HostSession:
     """A host in a session."""
 
-    session: uuid.UUID
-    number: int
-    job: str
+    session: Annotated[uuid.UUID, Column(csv=None)]
     received_at: datetime
+    job: str
+    number: Annotated[int, Column(csv="session")]
     ranks: int
     workers: int
     slowdown: float
     computing: float | None
     cause: str | None
-    cost: float  # GPU-hours over the duration of the verdict
-    gpus: Sequence[Mapping[str, Any]]  # `app.hosts.readings.GpuReading`
+    cost_gpu_hours: float  # over the duration of the verdict
+    gpus: Annotated[Sequence[Mapping[str, Any]], Column(csv=None)]  # `readings.GpuReading`
+
+
+@dataclass(frozen=True, slots=True)
+class HostJob:
+    """Sums of a host's sessions of a job."""
+
+    job: str
+    sessions: int
+    slow_sessions: int
+    slowdown_worst: float
+    cost_gpu_hours: float
+    gpus: Annotated[Sequence[str], Column(csv=None)]  # names of the slow ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +114,9 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
     rows = tx.session.execute(
         select(
             readings.session_id,
-            Session.number,
-            readings.job,
             readings.received_at,
+            readings.job,
+            Session.number,
             readings.ranks,
             readings.workers,
             readings.slowdown,
@@ -161,3 +174,40 @@ def unrecorded(now: datetime, host: str) -> HostView:
         guessed=False,
         moves=(),
     )
+
+
+def jobs_of(sessions: Sequence[HostSession]) -> list[HostJob]:
+    """Return the sums of each job's sessions on a host, sorted by cost, most expensive first."""
+    by_job: dict[str, list[HostSession]] = {}
+    for session in sessions:
+        by_job.setdefault(session.job, []).append(session)
+    jobs = []
+    for job, own in by_job.items():
+        slow = [session for session in own if session.cause]
+        worst = max(session.slowdown for session in own)
+        gpus = gpus_in(slow, slow=True)
+        jobs.append(HostJob(job, len(own), len(slow), worst, cost_of(own), gpus))
+    return sorted(jobs, key=lambda row: (-row.cost_gpu_hours, row.job))
+
+
+def cost_of(sessions: Sequence[HostSession]) -> float:
+    """Return the cost of a host in sessions, GPU-hours."""
+    return sum(session.cost_gpu_hours for session in sessions)
+
+
+def gpus_in(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
+    """Return the names of the GPUs in sessions; of the slow ones only if `slow`."""
+    names = names_of_gpus(sessions)
+    gpus = (gpu for session in sessions for gpu in session.gpus)
+    chosen = {names[gpu_key(gpu)] for gpu in gpus if gpu["slow"] or not slow}
+    return sorted(chosen, key=lambda gpu: (len(gpu), gpu))
+
+
+def gpu_key(gpu: Mapping[str, Any]) -> str:
+    """Return the key of a GPU: its UUID if known, else its number, which may change."""
+    return str(gpu.get("uuid") or gpu["gpu"])
+
+
+def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
+    """Return the name of each GPU in its latest session, by `gpu_key`."""
+    return {gpu_key(gpu): gpu["gpu"] for session in reversed(sessions) for gpu in session.gpus}

@@ -1,6 +1,6 @@
 """Lists of hosts by cost over all jobs and sessions, as a page and as a file.
 
-The file is read with one statement for thousands of lines.
+The database writes the lines of the file, thousands with one statement.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TREND: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Number of incidents that name a host and have fired, and whether one of them is firing."""
+    """Number of fired incidents at a host, and whether one of them is still firing."""
 
     incidents: int
     firing: bool
@@ -66,14 +66,14 @@ def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[st
         .limit(most)
         .lateral("latest")
     )
-    found: dict[str, list[float]] = {host: [] for host in hosts}
+    trends: dict[str, list[float]] = {host: [] for host in hosts}
     for host, slowdown in tx.session.execute(
         select(named.c.host, latest.c.slowdown)
         .join(latest, true())
         .order_by(named.c.host, latest.c.received_at, latest.c.session_id.desc())
     ):
-        found[host].append(slowdown)
-    return found
+        trends[host].append(slowdown)
+    return trends
 
 
 def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
@@ -90,26 +90,30 @@ def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
     return dict(map(tuple, rows))
 
 
+# Path of the slow GPUs in the GPUs of a reading.
+_SLOW_GPUS: Final = cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
+
+
 def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
     """Return the GPUs of each host that causes name as slow."""
     # The join scans all slow readings, which are few and in an index.
     named = _named(hosts)
-    gpus = func.jsonb_path_query_array(
-        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
-    )
-    found: dict[str, set[str]] = {}
+    gpus = func.jsonb_path_query_array(HostReading.gpus, _SLOW_GPUS)
+    slow_gpus: dict[str, set[str]] = {}
     for host, some in tx.session.execute(
         select(HostReading.host, gpus)
         .join(named, named.c.host == HostReading.host)
         .where(HostReading.cause.is_not(None), *span.holds(HostReading.received_at.expression))
         .distinct()
     ):
-        found.setdefault(host, set()).update(some)
-    return {host: sorted(names, key=lambda gpu: (len(gpu), gpu)) for host, names in found.items()}
+        slow_gpus.setdefault(host, set()).update(some)
+    return {
+        host: sorted(names, key=lambda gpu: (len(gpu), gpu)) for host, names in slow_gpus.items()
+    }
 
 
 def alarms_of(tx: Reads, hosts: Sequence[str]) -> dict[str, Alarms]:
-    """Return the incidents that name each of these hosts as their place."""
+    """Return the fired incidents at each of these hosts; a host without one is left out."""
     where = AlertIncident.document["where"].astext
     rows = tx.session.execute(
         select(
@@ -151,7 +155,7 @@ _TOTALS: Final = TypeAdapter(tuple[_Counted, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PageRows:
     """Result of the statement that reads a page of hosts."""
 
     totals: _Counted
@@ -181,11 +185,11 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     alike_from : float
         Slowdown from which on a host looks slow although no cause names it.
     """
-    found = _found(tx, span, request, show, words, alike_from)
-    totals, alike, first = found.totals, found.alike, found.first
-    shown = (*found.rows, *alike) if first is None else (first, *found.rows, *alike)
+    answer = _read_page(tx, span, request, show, words, alike_from)
+    totals, alike, first = answer.totals, answer.alike, answer.first
+    shown = (*answer.rows, *alike) if first is None else (first, *answer.rows, *alike)
     guessed = guessed_of(tx, sorted({row.host for row in shown}))
-    rows = _detailed(tx, span, _marked(found.rows, guessed), brief=brief)
+    rows = _detailed(tx, span, _marked(answer.rows, guessed), brief=brief)
     number = last_page(request.page, totals.listed, request.size)
     return Hosts(
         now=tx.now,
@@ -203,9 +207,9 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     )
 
 
-def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
+def _read_page(  # noqa: PLR0913, PLR0917 - what an address may ask for
     tx: Reads, span: Span, request: PageRequest, show: Show, words: str, alike_from: float
-) -> _Found:
+) -> _PageRows:
     """Read the sums and the rows of a page of hosts with one statement."""
     hosts = ledger(tx, span, words)
     columns = hosts.c
@@ -237,7 +241,7 @@ def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
     ).one()
     [totals] = _TOTALS.validate_python(answer[0])
     page, looks_alike, first = (HOSTS.rows(part or ()) for part in answer[1:])
-    return _Found(totals, page, looks_alike, first[0] if first else None)
+    return _PageRows(totals, page, looks_alike, first[0] if first else None)
 
 
 def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
@@ -253,7 +257,7 @@ def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]
 
 
 def is_shown(columns: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a host is in a list."""
+    """Return the SQL condition that the list of a choice contains a host."""
     if show is Show.BLAMED:
         return and_(true(), columns.blamed)
     return true() if show is Show.ALL else and_(true(), columns.repaired)
@@ -264,10 +268,10 @@ def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -
     trends = trends_of(tx, span, names, 1 if brief else TREND)
     gpus, alarms = gpus_of(tx, span, names), alarms_of(tx, names)
     repairs = {} if brief else latest_repairs(tx, names)
-    found = []
+    detailed = []
     for row in rows:
         trend, alarm = trends[row.host], alarms.get(row.host, NO_ALARM)
-        found.append(
+        detailed.append(
             HostRow(
                 **{name: getattr(row, name) for name in _COLUMNS},
                 slowdown_now=trend[-1],
@@ -278,7 +282,7 @@ def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -
                 repair=repairs.get(row.host),
             )
         )
-    return found
+    return detailed
 
 
 def _marked(rows: Sequence[HostSums], guessed: Mapping[str, bool]) -> list[HostSums]:
@@ -340,9 +344,7 @@ def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
 
 def _gpus(span: Span) -> Subquery:
     """Return the GPUs of each host that causes of a period name as slow."""
-    slow_gpu = func.jsonb_path_query(
-        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
-    )
+    slow_gpu = func.jsonb_path_query(HostReading.gpus, _SLOW_GPUS)
     # scans all slow readings: they are few, and in an index
     named = (
         select(HostReading.host, slow_gpu.op("#>>")(array([], type_=Text)).label("gpu"))

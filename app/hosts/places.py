@@ -80,22 +80,22 @@ def moves_of(tx: Reads, host: str, most: int) -> list[Move]:
     gpus = tx.session.execute(
         select(GpuPlace.gpu).where(GpuPlace.host == host, GpuPlace.guessed.is_(False))
     ).scalars()
-    found = []
+    moves = []
     for gpu, places in places_of(tx, gpus).items():
-        known = sorted(
+        ordered = sorted(
             (place for place in places if not place.guessed), key=lambda move: move.first_seen
         )
-        found += [
+        moves += [
             Move(gpu, before.host, after.host, before.last_seen, after.first_seen)
-            for before, after in pairwise(known)
+            for before, after in pairwise(ordered)
             if host in {before.host, after.host} and _is_other(before.host, after.host)
         ]
-    found.sort(key=lambda move: move.gpu)
-    found.sort(key=lambda move: (move.at, move.after == host), reverse=True)
-    return found[:most]
+    moves.sort(key=lambda move: move.gpu)
+    moves.sort(key=lambda move: (move.at, move.after == host), reverse=True)
+    return moves[:most]
 
 
-def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
+def with_known_hosts(meta: SessionMeta, places: Places) -> SessionMeta:
     """Return metadata with guessed host names replaced by the nodes where their GPUs were seen.
 
     The majority of the GPUs decides. The name remains a guess, since the GPUs may have moved.
@@ -106,10 +106,10 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
     votes: dict[str, Counter[str]] = {}
     for rank, uuid in meta.uuids.items():
         host = meta.hosts.get(rank)
-        if host in guessed and uuid in known:
-            votes.setdefault(host, Counter())[known[uuid][0].host] += 1
+        if host in guessed and uuid in places:
+            votes.setdefault(host, Counter())[places[uuid][0].host] += 1
     names = {
-        host: min(found, key=lambda name: (-found[name], name)) for host, found in votes.items()
+        host: min(counts, key=lambda name: (-counts[name], name)) for host, counts in votes.items()
     }
     named = {host for host in meta.hosts.values() if host not in guessed}
     hosts = {rank: names.get(host, host) for rank, host in meta.hosts.items()}
@@ -122,28 +122,27 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
     return replace(meta, hosts=hosts, whereabouts=whereabouts)
 
 
-def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple[MovedGpu, ...]:
+def moved_gpus(meta: SessionMeta, stored: Places, received_at: datetime) -> tuple[MovedGpu, ...]:
     """Return the session's GPUs that were on another node before; guessed names do not count."""
-    found = []
+    moved = []
     for rank, uuid in sorted(meta.uuids.items()):
         host = meta.hosts.get(rank)
         if host is None or host in meta.whereabouts.guessed_hosts:
             continue
-        places = [place for place in known.get(uuid, ()) if not place.guessed]
-        came = min((one.first_seen for one in places if one.host == host), default=received_at)
+        places = [place for place in stored.get(uuid, ()) if not place.guessed]
+        came = min((at.first_seen for at in places if at.host == host), default=received_at)
         before = next(
-            (one for one in places if _is_other(one.host, host) and one.last_seen < received_at),
-            None,
+            (at for at in places if _is_other(at.host, host) and at.last_seen < received_at), None
         )
         if before is not None and received_at - max(came, before.last_seen) <= MOVED_FOR:
             seen = before.last_seen.astimezone(UTC).isoformat(timespec="seconds")
-            found.append(MovedGpu(rank, uuid, before.host, seen))
-    return tuple(found)
+            moved.append(MovedGpu(rank, uuid, before.host, seen))
+    return tuple(moved)
 
 
-def _is_other(one: str, host: str) -> bool:
+def _is_other(name: str, host: str) -> bool:
     """Return whether two names are of different nodes; domain names are ignored."""
-    return one.partition(".")[0] != host.partition(".")[0]
+    return name.partition(".")[0] != host.partition(".")[0]
 
 
 def with_moved(report: Report, moved: Sequence[MovedGpu]) -> Report:
@@ -162,7 +161,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
         for rank in sorted({*report.whereabouts.gpu_uuids, *report.gpus})
         if (uuid := (machine := report.machine(rank)).uuid) and machine.node
     }
-    known = places_of(tx, seen)
+    stored = places_of(tx, seen)
     rows = [
         {
             "gpu": uuid,
@@ -173,7 +172,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
         }
         for uuid, machine in sorted(seen.items())
         if not _is_fresh(
-            known.get(uuid, ()), str(machine.node), received_at, guessed=machine.guessed
+            stored.get(uuid, ()), str(machine.node), received_at, guessed=machine.guessed
         )
     ]
     if not rows:

@@ -88,8 +88,8 @@ class JudgedDevice:
     @property
     def worst(self) -> tuple[Measure, Compared] | None:
         """Return the measure with the worst outcome and least ratio; None if none has peers."""
-        known = [item for item in self.measures.items() if item[1].ratio is not None]
-        return min(known, key=lambda item: _badness(item[1]), default=None)
+        compared = [item for item in self.measures.items() if item[1].ratio is not None]
+        return min(compared, key=lambda item: _badness(item[1]), default=None)
 
 
 def compare(value: float, peers: Peers | None) -> Compared:
@@ -145,8 +145,8 @@ def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
 def badness(device: JudgedDevice) -> tuple[bool, int, float]:
     """Return a sort key that puts the worst device first: failed devices, then slow ones."""
     worst = device.worst
-    known = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
-    return device.fault is None, *(known if worst is None else _badness(worst[1]))
+    rank = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
+    return device.fault is None, *(rank if worst is None else _badness(worst[1]))
 
 
 def _badness(figure: Compared) -> tuple[int, float]:
@@ -231,7 +231,7 @@ class ProbeView:
 
     @property
     def misses(self) -> bool:
-        """Return whether all measured devices are cleared, but a GPU was not measured."""
+        """Return whether every measured device is cleared while a GPU could not be measured."""
         outcome = overall([device.outcome for device in self.devices])
         return outcome is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 
@@ -272,7 +272,7 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
         .limit(1)
         .scalar_subquery()
     )
-    found = tx.session.execute(
+    probed = tx.session.execute(
         select(
             HostProbe,
             select(HostReading.ranks)
@@ -284,9 +284,9 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
         .where(HostProbe.id == last, HostProbe.host == host)
         .order_by(HostProbe.device)
     ).all()
-    if not found:
+    if not probed:
         return None
-    rows, gpus_there = [row for row, _ in found], found[0][1] or 0
+    rows, gpus_there = [row for row, _ in probed], probed[0][1] or 0
     peers = _peers(tx, host, {row.model for row in rows}, rows[0].at)
     devices = [
         judge_device(
@@ -368,15 +368,15 @@ def _peers(
             for figure in _figures(latest.c[measure], where)
         ),
     ).group_by(latest.c.model)
-    found: dict[tuple[str, Measure], Peers] = {}
+    peers: dict[tuple[str, Measure], Peers] = {}
     for model, *figures in tx.session.execute(query):
         for at, measure in enumerate(Measure):
             others, quartiles, all_, quartiles_of_all = figures[4 * at : 4 * at + 4]
             if others >= ENOUGH:
-                found[model, measure] = Peers(others, *quartiles)
+                peers[model, measure] = Peers(others, *quartiles)
             elif all_:
-                found[model, measure] = Peers(all_, *quartiles_of_all)
-    return found
+                peers[model, measure] = Peers(all_, *quartiles_of_all)
+    return peers
 
 
 def _figures(

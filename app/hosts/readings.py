@@ -61,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Gpu:
-    """A GPU of a host: its display name, and its UUID, which is "" if unknown."""
+    """A GPU of a host: its display name, and its UUID ("" if the session does not report it)."""
 
     name: str
     uuid: str = ""
@@ -136,18 +136,18 @@ def _reading(
 
 
 def _gpu(name: str | None, uuid: str | None) -> _Gpu | None:
-    known = name or short_uuid(uuid)
-    return _Gpu(known, uuid or "") if known else None
+    called = name or short_uuid(uuid)
+    return _Gpu(called, uuid or "") if called else None
 
 
 def _cells_by_host(report: Report) -> dict[str, list[Worker]]:
-    found: dict[str, list[Worker]] = {}
+    cells: dict[str, list[Worker]] = {}
     for dp, row in enumerate(report.workers.rank):
         for pp, rank in enumerate(row):
             host = report.hosts.get(rank)
             if host is not None:
-                found.setdefault(host, []).append((dp, pp))
-    return found
+                cells.setdefault(host, []).append((dp, pp))
+    return cells
 
 
 def _slowdown(report: Report, cells: list[Worker]) -> float:
@@ -156,19 +156,19 @@ def _slowdown(report: Report, cells: list[Worker]) -> float:
 
 def _computing(report: Report, cells: list[Worker]) -> float | None:
     """Return the largest ratio of a worker's time to its peers' time, mean of both directions."""
-    found = []
+    means = []
     for dp, pp in cells:
         pair = (report.by_worker.forward_ratio[dp][pp], report.by_worker.backward_ratio[dp][pp])
-        known = [ratio for ratio in pair if ratio is not None]
-        if known:
-            found.append(sum(known) / len(known))
-    return max(found, default=None)
+        ratios = [ratio for ratio in pair if ratio is not None]
+        if ratios:
+            means.append(sum(ratios) / len(ratios))
+    return max(means, default=None)
 
 
 def _blamed(report: Report) -> dict[str, _Blame]:
     """Return the causes by host; the cost of a cause is divided among the workers that it names."""
     hosts = set(report.hosts.values())
-    found: dict[str, _Blame] = {}
+    blames: dict[str, _Blame] = {}
     for cause in report.causes:
         if not blames_machine(cause.cause):
             continue
@@ -188,12 +188,12 @@ def _blamed(report: Report) -> dict[str, _Blame]:
             continue
         cost = report.sizes.world * report.waste_of(cause)
         for (host, gpu), share in shares.items():
-            blame = found.setdefault(host, _Blame())
+            blame = blames.setdefault(host, _Blame())
             blame.lost_each_hour += cost * share
             blame.causes[cause.cause] = blame.causes.get(cause.cause, 0.0) + cost * share
             if gpu is not None:
                 blame.gpus.add(gpu)
-    return found
+    return blames
 
 
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:

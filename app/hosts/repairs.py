@@ -106,6 +106,21 @@ class Repair:
     at: datetime  # when it was done
     judged: Judged
 
+    @property
+    def outcome(self) -> Outcome:
+        """Return the effect of the repair."""
+        return self.judged.outcome
+
+    @property
+    def slowdown_before(self) -> float | None:
+        """Return the median slowdown before the repair."""
+        return self.judged.before
+
+    @property
+    def slowdown_after(self) -> float | None:
+        """Return the median slowdown after the repair."""
+        return self.judged.after
+
 
 def note_repair(  # noqa: PLR0913 - the fields of a repair
     container: Container,
@@ -177,7 +192,7 @@ def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
 
 
 def is_known(tx: Reads, host: str) -> bool:
-    """Return whether a session named the host or a repair of it is stored."""
+    """Return whether a session has named the host or its repair log has an entry."""
     named = select(HostReading.host).where(HostReading.host == host).limit(1)
     repaired = select(HostRepair.host).where(HostRepair.host == host).limit(1)
     return any(tx.session.execute(query).first() is not None for query in (named, repaired))

@@ -185,9 +185,9 @@ def router() -> APIRouter:
     ) -> FleetReportBody:
         filters = ReportFilter(team, owner, label)
         with container.reading() as tx:
-            found = fleet_report(tx, since, until, filters)
+            report = fleet_report(tx, since, until, filters)
             jobs = job_figures(tx, since, until, filters)
-        return _body(found, jobs)
+        return _body(report, jobs)
 
     return routes
 
@@ -206,30 +206,32 @@ def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
         ],
         straggling_jobs=report.spent.straggling,
         causes=[
-            NamedCostBody(name=one.cause, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=None)
-            for one in report.spent.causes
+            NamedCostBody(
+                name=cause.cause, lost_gpu_hours=cause.lost, jobs=cause.jobs, sessions=None
+            )
+            for cause in report.spent.causes
         ],
         unexplained_gpu_hours=report.unexplained,
         jobs=[
-            NamedCostBody(name=one.job, lost_gpu_hours=one.lost, jobs=1, sessions=one.sessions)
-            for one in report.spent.jobs
+            NamedCostBody(name=job.job, lost_gpu_hours=job.lost, jobs=1, sessions=job.sessions)
+            for job in report.spent.jobs
         ],
-        teams=[LabelCostBody.model_validate(one) for one in report.spent.teams],
-        owners=[LabelCostBody.model_validate(one) for one in report.spent.owners],
+        teams=[LabelCostBody.model_validate(team) for team in report.spent.teams],
+        owners=[LabelCostBody.model_validate(owner) for owner in report.spent.owners],
         hosts=[
             NamedCostBody(
-                name=one.host,
-                lost_gpu_hours=one.lost,
-                jobs=one.jobs,
-                sessions=one.sessions,
-                guessed=one.guessed,
+                name=host.host,
+                lost_gpu_hours=host.lost,
+                jobs=host.jobs,
+                sessions=host.sessions,
+                guessed=host.guessed,
             )
-            for one in report.spent.hosts
+            for host in report.spent.hosts
         ],
-        fixes=[MeasuredFixBody.model_validate(one) for one in report.fixes],
+        fixes=[MeasuredFixBody.model_validate(fix) for fix in report.fixes],
         incidents_opened=report.opened,
         incidents_resolved=report.resolved,
-        figures=[FigureBody.model_validate(one) for one in figures(jobs)],
+        figures=[FigureBody.model_validate(figure) for figure in figures(jobs)],
     )
 
 
@@ -299,7 +301,7 @@ def jobs_router() -> APIRouter:
         q: Annotated[Word, Query(description="Words in a name, a label, a cause or a host.")] = "",
         show: Show = Show.ALL,
         owner: Word = "",
-        label: Annotated[Word, Query(description="`name=value`, or the name of a label.")] = "",
+        label: LabelText = "",
         loss: Loss | None = None,
         since: Annotated[
             AwareDatetime | None,
@@ -313,14 +315,14 @@ def jobs_router() -> APIRouter:
         page: Annotated[int, Query(ge=1, le=10**6)] = 1,
     ) -> JobListBody:
         with container.reading() as tx:
-            found = fleet_view(
+            fleet = fleet_view(
                 tx,
                 Moment(since, None, True, STRAGGLING),  # noqa: FBT003 - incidents are those of now
                 FleetFilter(" ".join(q.split()), show, owner, label.strip(), loss),
                 page=PageRequest(sort, page, limit),
                 brief=True,
             )
-        rows = found.page
+        rows = fleet.page
         jobs = [
             JobBody(
                 name=job.name,
@@ -402,8 +404,8 @@ def notes_router() -> APIRouter:
         """Return the notes, sorted by the time of the event, newest first."""
         with container.reading() as tx:
             known_job(tx, job)
-            found = notes_of(tx, job, since=since, until=until, limit=limit)
-        return NotesBody(notes=[NoteBody.model_validate(note) for note in found])
+            notes = notes_of(tx, job, since=since, until=until, limit=limit)
+        return NotesBody(notes=[NoteBody.model_validate(note) for note in notes])
 
     @routes.post(
         "",
@@ -533,7 +535,7 @@ def search_router() -> APIRouter:
         ] = "",
     ) -> SearchBody:
         with container.reading() as tx:
-            found = find(tx, q)
-        return SearchBody(found=found)
+            results = find(tx, q)
+        return SearchBody(found=results)
 
     return routes

@@ -76,16 +76,19 @@ class Wheel:
 def client_wheel() -> Wheel:
     """Return the pure Python wheel of the installed client."""
     package = Path(paceline_client.__file__).parent
-    found = distribution("paceline-client")
+    installed = distribution("paceline-client")
     files = {
         path.relative_to(package.parent).as_posix(): path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.suffix in {".py", ".typed"}
     }
     for name in _KEPT:
-        files[f"{_INFO}/{name}"] = (found.read_text(name) or "").encode()
+        files[f"{_INFO}/{name}"] = (installed.read_text(name) or "").encode()
     record = f"{_INFO}/RECORD"
-    listed = [f"{name},sha256={_digest(body)},{len(body)}" for name, body in files.items()]
+    listed = []
+    for name, body in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).decode().rstrip("=")
+        listed.append(f"{name},sha256={digest},{len(body)}")
     files[record] = "".join(f"{line}\n" for line in [*listed, f"{record},,"]).encode()
     written = BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -93,10 +96,6 @@ def client_wheel() -> Wheel:
             archive.writestr(zipfile.ZipInfo(name, _MADE_AT), body, zipfile.ZIP_DEFLATED)
     content = written.getvalue()
     return Wheel(content, hashlib.sha256(content).hexdigest())
-
-
-def _digest(body: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).decode().rstrip("=")
 
 
 DEFAULT_JOB: Final = "my-job"

@@ -59,7 +59,7 @@ class Urgent:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job on a page of the fleet."""
+    """A job with its latest sessions, labels and most pressing incident, for lists."""
 
     name: str
     latest: SessionRow
@@ -203,7 +203,7 @@ class FleetFilter:
         return self != FleetFilter()
 
     @property
-    def asked(self) -> bool:
+    def has_criteria(self) -> bool:
         """Return whether the filter has a criterion other than the archive."""
         return replace(self, show=Show.ALL) != FleetFilter() or self.show in (Show.SLOW, Show.NONE)
 
@@ -262,7 +262,7 @@ def job_statuses(at: Moment, *, archived: bool) -> CTE:
         last.c.state.label("state"),
         last.c.received_at.label("received_at"),
         last.c.world.label("gpus"),
-        (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
+        (true() if at.since is None else last.c.received_at >= at.since).label("has_data"),
         slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
         (last.c.world * lost).label("lost"),
@@ -343,43 +343,43 @@ def _urgent(at: Moment) -> Subquery:
     return (query if at.incidents else query.where(false())).subquery("urgent")
 
 
-def shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a job is in a list."""
+def shown(columns: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return the SQL condition that the list of a choice contains a job."""
     if show is Show.SLOW:
-        return and_(true(), one.slow)
-    return and_(true(), one.slowdown.is_(None)) if show is Show.NONE else true()
+        return and_(true(), columns.slow)
+    return and_(true(), columns.slowdown.is_(None)) if show is Show.NONE else true()
 
 
-def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition that a job matches a filter, apart from `FleetFilter.show`."""
+def matches(columns: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return the SQL condition that a job matches a filter, apart from `FleetFilter.show`."""
     conditions: list[ColumnElement[bool]] = []
     if filters.owner:
-        conditions.append(one.labels["owner"].astext == filters.owner)
+        conditions.append(columns.labels["owner"].astext == filters.owner)
     if filters.label:
-        conditions.append(has_label(one.labels, filters.label))
+        conditions.append(has_label(columns.labels, filters.label))
     if filters.loss is not None:
-        conditions.append(one[filters.loss] >= WORTH_SAYING)
-    text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
+        conditions.append(columns[filters.loss] >= WORTH_SAYING)
+    text = func.concat_ws(" ", columns.name, columns.host, cast(columns.labels, Text))
     for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
-        conditions.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes)))
+        conditions.append(or_(text.icontains(word, autoescape=True), columns.cause.in_(causes)))
     return and_(true(), *conditions)
 
 
-def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
+def order(columns: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
     """Return the sort order of a list; the default is by loss per hour, largest first.
 
     Jobs with equal sort keys are ordered by the attention that they need.
     """
     sort = FLEET.sort(sort)
-    rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
+    rest = [columns.rank.asc(), columns.slowdown.desc().nulls_last(), columns.name.asc()]
     name = FLEET.sorts[sort.removeprefix("-")]
-    column = one.labels["owner"].astext if name == "owner" else one[name]
+    column = columns.labels["owner"].astext if name == "owner" else columns[name]
     # The column shows an age, which is the smaller the later the time is, so its order is reversed.
     falls = sort.startswith("-") != (name == "received_at")
     return [(column.desc() if falls else column.asc()).nulls_last(), *rest]
 
 
-def silent_order(one: Any) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
+def silent_order(columns: Any) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
     """Return the sort order of silent jobs."""
-    return [one.rank.asc(), one.received_at.desc(), one.name.asc()]
+    return [columns.rank.asc(), columns.received_at.desc(), columns.name.asc()]

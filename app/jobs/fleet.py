@@ -66,10 +66,10 @@ class Group:
     slow: bool
     verdict: bool  # whether a slowdown is known
     incident: IncidentState | None  # of the most pressing one
-    heard: bool  # whether there is a session in the time; the other jobs are silent
+    has_data: bool  # whether there is a session in the time; the other jobs are silent
     finished: bool  # whether the jobs reported their end
     jobs: int  # all
-    found: int  # jobs that match the filter apart from `Show`
+    filtered: int  # jobs that match the filter apart from `Show`
     matching: int  # jobs that match the filter
     with_verdict: int  # matching jobs with a verdict of the time; the sums below are theirs
     gpus: int
@@ -117,9 +117,9 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
         Omit the slowdowns of earlier sessions.
     """
     jobs = job_statuses(at, archived=filters.show is Show.ARCHIVED)
-    one = jobs.c
-    found_by = matches(one, filters)
-    matching = and_(found_by, shown(one, filters.show))
+    columns = jobs.c
+    found_by = matches(columns, filters)
+    matching = and_(found_by, shown(columns, filters.show))
     owner = jobs.c.labels["owner"].astext
     owners = (
         select(owner.label("owner"))
@@ -129,29 +129,42 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
         .limit(OWNERS)
         .subquery("owners")
     )
-    found = tx.session.execute(
+    answer = tx.session.execute(
         select(
             _groups(jobs, found_by, matching),
             select(func.jsonb_agg(owners.c.owner)).scalar_subquery(),
-            _page(jobs, and_(one.heard, matching), order(one, page.sort), page.page, page.size),
-            _page(jobs, and_(~one.heard, matching), silent_order(one), silent_page, SILENT_PAGE),
+            _page(
+                jobs,
+                and_(columns.has_data, matching),
+                order(columns, page.sort),
+                page.page,
+                page.size,
+            ),
+            _page(
+                jobs,
+                and_(~columns.has_data, matching),
+                silent_order(columns),
+                silent_page,
+                SILENT_PAGE,
+            ),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
     ).one()
-    groups = _GROUPS.validate_python(found[0] or ())
-    rows, silent = (_ROWS.validate_python(part or ()) for part in found[2:])
+    groups = _GROUPS.validate_python(answer[0] or ())
+    rows, silent = (_ROWS.validate_python(part or ()) for part in answer[2:])
     names = [*rows, *silent]
     sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.verdict_session)})
     slowdowns = {} if brief else _slowdowns(tx, [row.job for row in rows], at)
     total, quiet = (
-        sum(group.matching for group in groups if group.heard is heard) for heard in (True, False)
+        sum(group.matching for group in groups if group.has_data is has_data)
+        for has_data in (True, False)
     )
     return FleetView(
         now=tx.now,
         filters=filters,
         groups=groups,
-        owners=sorted(found[1] or (), key=str.lower),
+        owners=sorted(answer[1] or (), key=str.lower),
         page=Page(
             [job_status(row, sessions, slowdowns.get(row.job, ())) for row in rows],
             last_page(page.page, total, page.size),
@@ -168,38 +181,40 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
 
 
 def _groups(
-    jobs: CTE, found: ColumnElement[bool], matching: ColumnElement[bool]
+    jobs: CTE, filtered: ColumnElement[bool], matching: ColumnElement[bool]
 ) -> ScalarSelect[Any]:
-    one = jobs.c
+    columns = jobs.c
     key = (
-        one.state,
-        one.slow,
-        one.slowdown.is_not(None),
-        one.incident_state,
-        one.heard,
-        one.finished,
+        columns.state,
+        columns.slow,
+        columns.slowdown.is_not(None),
+        columns.incident_state,
+        columns.has_data,
+        columns.finished,
     )
-    counted = one.heard & one.verdict_lost.is_not(None) & matching
-    first = func.array_agg(aggregate_order_by(one.name, one.verdict_lost.desc(), one.name))
+    counted = columns.has_data & columns.verdict_lost.is_not(None) & matching
+    first = func.array_agg(
+        aggregate_order_by(columns.name, columns.verdict_lost.desc(), columns.name)
+    )
     groups = select(
-        one.state,
-        one.slow,
-        one.slowdown.is_not(None).label("verdict"),
-        one.incident_state.label("incident"),
-        one.heard,
-        one.finished,
+        columns.state,
+        columns.slow,
+        columns.slowdown.is_not(None).label("verdict"),
+        columns.incident_state.label("incident"),
+        columns.has_data,
+        columns.finished,
         func.count().label("jobs"),
-        func.count().filter(found).label("found"),
+        func.count().filter(filtered).label("filtered"),
         func.count().filter(matching).label("matching"),
         func.count().filter(counted).label("with_verdict"),
-        func.coalesce(func.sum(one.verdict_gpus).filter(counted), 0).label("gpus"),
-        func.coalesce(total(one.verdict_lost, counted), 0.0).label("lost"),
+        func.coalesce(func.sum(columns.verdict_gpus).filter(counted), 0).label("gpus"),
+        func.coalesce(total(columns.verdict_lost, counted), 0.0).label("lost"),
         *(
-            func.coalesce(total(one.verdict_gpus * one[loss], counted), 0.0).label(loss)
+            func.coalesce(total(columns.verdict_gpus * columns[loss], counted), 0.0).label(loss)
             for loss in (Loss.BETWEEN, Loss.TOGETHER)
         ),
-        func.coalesce(total(one.verdict_wasted, counted), 0.0).label("wasted"),
-        func.coalesce(func.max(one.verdict_lost).filter(counted), 0.0).label("most"),
+        func.coalesce(total(columns.verdict_wasted, counted), 0.0).label("wasted"),
+        func.coalesce(func.max(columns.verdict_lost).filter(counted), 0.0).label("most"),
         first.filter(counted)[1].label("job"),
     ).group_by(*key)
     return as_json(groups)
@@ -213,20 +228,20 @@ def _page(
     size: int,
 ) -> ScalarSelect[Any]:
     """Return the jobs of a page in their order; of the last page if the number is too large."""
-    one = jobs.c
+    columns = jobs.c
     total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
     last = func.greatest(0, (total - 1) // size) * size
     place = func.row_number().over(order_by=list(ordered))
     rows = (
         select(
-            one.job_id.label("job"),
-            one.name,
-            one.latest,
-            one.verdict_session,
-            one.labels,
-            one.incident,
-            one.incident_state,
-            one.finished,
+            columns.job_id.label("job"),
+            columns.name,
+            columns.latest,
+            columns.verdict_session,
+            columns.labels,
+            columns.incident,
+            columns.incident_state,
+            columns.finished,
             place.label("place"),
         )
         .where(listed)
@@ -260,15 +275,15 @@ def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[flo
     if at.until is not None:
         of_job = of_job.where(session.received_at <= at.until)
     latest = of_job.lateral("latest")
-    found: dict[int, list[float | None]] = {}
+    slowdowns: dict[int, list[float | None]] = {}
     for job, slowdown in tx.session.execute(
         select(Job.id, latest.c.slowdown)
         .join(latest, true())
         .where(Job.id.in_(jobs), latest.c.state.not_in(SessionState.UNDERWAY))
         .order_by(Job.id, latest.c.received_at, latest.c.id.desc())
     ):
-        found.setdefault(job, []).append(slowdown)
-    return found
+        slowdowns.setdefault(job, []).append(slowdown)
+    return slowdowns
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +317,8 @@ class VerdictSession:
     @property
     def lost_each_hour(self) -> float | None:
         """Return the largest known loss in GPU-hours per hour; None without one."""
-        known = self.state in SessionState.REPORTED and self.lost is not None
-        return self.world * self.lost if known and self.lost is not None else None
+        is_known = self.state in SessionState.REPORTED and self.lost is not None
+        return self.world * self.lost if is_known and self.lost is not None else None
 
     @property
     def losses(self) -> Losses | None:
@@ -348,10 +363,12 @@ _latest, _verdict_session = aliased(Session), aliased(Session)
 _of_latest, _verdict = aliased(StoredVerdict), aliased(StoredVerdict)
 
 
-def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -> list[FileJob]:
+def jobs_with_data(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -> list[FileJob]:
     """Return a page of the jobs with data in a period; an incomplete page is the last page."""
-    one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
-    query = _query(one, at, filters).where(one.heard).order_by(*order(one, page.sort))
+    columns = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
+    query = (
+        _query(columns, at, filters).where(columns.has_data).order_by(*order(columns, page.sort))
+    )
     query = query.limit(page.size).offset(page.size * (page.page - 1))
     return [_job(row) for row in tx.session.execute(query)]
 
@@ -368,38 +385,43 @@ def silent_jobs(
     size : int
         Largest number of jobs; a smaller batch is the last one and has the position None.
     """
-    one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
-    query = _query(one, at, filters).where(~one.heard).order_by(*silent_order(one)).limit(size)
+    columns = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
+    query = (
+        _query(columns, at, filters)
+        .where(~columns.has_data)
+        .order_by(*silent_order(columns))
+        .limit(size)
+    )
     if after is not None:
         query = query.where(
             or_(
-                one.rank > after.rank,
+                columns.rank > after.rank,
                 and_(
-                    one.rank == after.rank,
+                    columns.rank == after.rank,
                     or_(
-                        one.received_at < after.received_at,
-                        and_(one.received_at == after.received_at, one.name > after.name),
+                        columns.received_at < after.received_at,
+                        and_(columns.received_at == after.received_at, columns.name > after.name),
                     ),
                 ),
             )
         )
-    found = tx.session.execute(query.add_columns(one.rank)).all()
-    jobs = [_job(row) for row in found]
+    rows = tx.session.execute(query.add_columns(columns.rank)).all()
+    jobs = [_job(row) for row in rows]
     last = jobs[-1] if len(jobs) == size else None
-    place = None if last is None else Place(found[-1].rank, last.received_at, last.name)
+    place = None if last is None else Place(rows[-1].rank, last.received_at, last.name)
     return jobs, place
 
 
-def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: ANN401 - columns of a CTE
+def _query(columns: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: ANN401 - of a CTE
     is_slow = or_(_verdict.level == "slow", _verdict.slowdown >= at.slow)
     named = or_(
         and_(_verdict_session.state == SessionState.ANALYZED, is_slow),
         _verdict_session.state == SessionState.NO_VERDICT,
     )
-    columns: list[ColumnElement[Any]] = [
-        one.name,
-        one.labels,
-        one.incident_state,
+    selected: list[ColumnElement[Any]] = [
+        columns.name,
+        columns.labels,
+        columns.incident_state,
         _latest.state.label("state"),
         _latest.number.label("number"),
         _latest.received_at.label("received_at"),
@@ -427,12 +449,12 @@ def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: 
         type_coerce(case((named, _verdict.document["causes"])), CAUSES).label("causes"),
     ]
     return (
-        select(*columns)
-        .join(_latest, _latest.id == one.latest)
-        .join(_verdict_session, _verdict_session.id == one.verdict_session)
-        .outerjoin(_of_latest, _of_latest.session_id == one.latest)
-        .outerjoin(_verdict, _verdict.session_id == one.verdict_session)
-        .where(matches(one, filters), shown(one, filters.show))
+        select(*selected)
+        .join(_latest, _latest.id == columns.latest)
+        .join(_verdict_session, _verdict_session.id == columns.verdict_session)
+        .outerjoin(_of_latest, _of_latest.session_id == columns.latest)
+        .outerjoin(_verdict, _verdict.session_id == columns.verdict_session)
+        .where(matches(columns, filters), shown(columns, filters.show))
     )
 
 

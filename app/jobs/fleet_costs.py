@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import (
@@ -38,6 +38,7 @@ from app.platform.database.columns import as_json, has_label, parts, whole
 from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+from app.web.lists import Column
 
 # Numbers of jobs and of hosts that a report names.
 NAMED: Final = 10
@@ -72,13 +73,18 @@ class Period:
     costs: Costs
 
 
+# GPU-hours, with their names in files.
+Used = Annotated[float, Column(csv="used_gpu_hours")]
+Lost = Annotated[float, Column(csv="lost_gpu_hours")]
+
+
 @dataclass(frozen=True, slots=True)
 class JobCost:
     """GPU-hours that a job used, and that it lost to stragglers."""
 
     job: str
-    used: float
-    lost: float
+    used: Used
+    lost: Lost
     sessions: int
 
 
@@ -87,7 +93,7 @@ class CauseCost:
     """GPU-hours lost to a cause; the losses of a job's causes may overlap."""
 
     cause: str
-    lost: float
+    lost: Lost
     jobs: int
 
 
@@ -96,7 +102,7 @@ class HostCost:
     """GPU-hours lost to causes that name the host."""
 
     host: str
-    lost: float
+    lost: Lost
     jobs: int
     sessions: int
     guessed: bool = False  # whether its name may be that of a container
@@ -112,8 +118,8 @@ class LabelCost:
     """GPU-hours that the sessions of a team or owner used, and lost to stragglers."""
 
     name: str | None  # None: sessions without the label
-    used: float
-    lost: float
+    used: Used
+    lost: Lost
     jobs: int
 
 
@@ -156,7 +162,7 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     durations = verdict_durations(tx, span)
     costs = _sessions(durations, span, width, filters)
     jobs = _jobs(costs)
-    found = tx.session.execute(
+    answer = tx.session.execute(
         select(
             as_json(_trend(jobs)),
             as_json(_by_job(jobs)),
@@ -171,28 +177,28 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     ).one()
     costs_of = {
         part.back: Costs(part.used, part.lost, part.jobs, part.sessions)
-        for part in _PARTS.validate_python(found[0] or ())
+        for part in _PARTS.validate_python(answer[0] or ())
     }
     return Spent(
         trend=tuple(
             Period(until - (back + 1) * width, until - back * width, costs_of.get(back, Costs()))
             for back in reversed(range(PERIODS))
         ),
-        jobs=_JOBS.validate_python(found[1] or ()),
-        causes=_CAUSES.validate_python(found[2] or ()),
-        teams=_LABELS.validate_python(found[3] or ()),
-        owners=_LABELS.validate_python(found[4] or ()),
-        hosts=_HOSTS.validate_python(found[5] or ()),
-        measured=found[6][0]["measured"],
-        straggling=found[6][0]["straggling"],
+        jobs=_JOBS.validate_python(answer[1] or ()),
+        causes=_CAUSES.validate_python(answer[2] or ()),
+        teams=_LABELS.validate_python(answer[3] or ()),
+        owners=_LABELS.validate_python(answer[4] or ()),
+        hosts=_HOSTS.validate_python(answer[5] or ()),
+        measured=answer[6][0]["measured"],
+        straggling=answer[6][0]["straggling"],
     )
 
 
 def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
-    """Return the sessions of a trend with the GPU-hours that each used and lost.
+    """Return the query of a trend's sessions with the GPU-hours that each used and lost.
 
-    Several parts of the statement read this query; only the last period of the trend has causes and
-    S.
+    Several parts of the statement read this query; only sessions of the last period have causes
+    and S.
     """
     session, verdict, until = durations.c, StoredVerdict, span.until
     hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
@@ -224,14 +230,14 @@ def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilte
 
 
 def _jobs(costs: CTE) -> CTE:
-    """Return sums over sessions by job, period and labels, from which most other sums follow."""
-    one = costs.c
-    key = (one.job_id, one.back, one.team, one.owner)
+    """Return the query of GPU-hours by job, period and labels, from which other sums follow."""
+    columns = costs.c
+    key = (columns.job_id, columns.back, columns.team, columns.owner)
     return (
         select(
             *key,
-            parts(one.used).label("used"),
-            parts(one.lost).label("lost"),
+            parts(columns.used).label("used"),
+            parts(columns.lost).label("lost"),
             func.count().label("sessions"),
         )
         .group_by(*key)
@@ -241,29 +247,29 @@ def _jobs(costs: CTE) -> CTE:
 
 
 def _trend(jobs: CTE) -> Select[Any]:
-    one = jobs.c
+    columns = jobs.c
     return select(
-        one.back,
-        whole(func.sum(one.used)).label("used"),
-        whole(func.sum(one.lost)).label("lost"),
-        func.count(one.job_id.distinct()).label("jobs"),
-        cast(func.sum(one.sessions), Integer).label("sessions"),
-    ).group_by(one.back)
+        columns.back,
+        whole(func.sum(columns.used)).label("used"),
+        whole(func.sum(columns.lost)).label("lost"),
+        func.count(columns.job_id.distinct()).label("jobs"),
+        cast(func.sum(columns.sessions), Integer).label("sessions"),
+    ).group_by(columns.back)
 
 
 def _by_job(jobs: CTE) -> Select[Any]:
-    one = jobs.c
-    lost = whole(func.sum(one.lost))
-    columns: list[ColumnElement[Any]] = [
+    columns = jobs.c
+    lost = whole(func.sum(columns.lost))
+    selected: list[ColumnElement[Any]] = [
         Job.name.label("job"),
-        whole(func.sum(one.used)).label("used"),
+        whole(func.sum(columns.used)).label("used"),
         lost.label("lost"),
-        cast(func.sum(one.sessions), Integer).label("sessions"),
+        cast(func.sum(columns.sessions), Integer).label("sessions"),
     ]
     return (
-        select(*columns)
-        .join(Job, Job.id == one.job_id)
-        .where(one.back == 0)
+        select(*selected)
+        .join(Job, Job.id == columns.job_id)
+        .where(columns.back == 0)
         .group_by(Job.name)
         .order_by(lost.desc(), Job.name)
         .limit(NAMED)
@@ -271,18 +277,18 @@ def _by_job(jobs: CTE) -> Select[Any]:
 
 
 def _by_cause(costs: CTE) -> Select[Any]:
-    one = costs.c
+    columns = costs.c
     each = (
-        func.jsonb_each_text(one.causes)
+        func.jsonb_each_text(columns.causes)
         .table_valued(column("key", Text), column("value", Text))
         .lateral("each")
     )
     of_job = (
-        select(each.c.key, parts(cast(each.c.value, Double) * one.hours).label("lost"))
+        select(each.c.key, parts(cast(each.c.value, Double) * columns.hours).label("lost"))
         .select_from(costs)
         .join(each, true())
-        .where(one.back == 0)
-        .group_by(each.c.key, one.job_id)
+        .where(columns.back == 0)
+        .group_by(each.c.key, columns.job_id)
         .subquery("cause_of_job")
     ).c
     lost = whole(func.sum(of_job.lost))
@@ -294,15 +300,15 @@ def _by_cause(costs: CTE) -> Select[Any]:
 
 
 def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
-    one, lost = jobs.c, whole(func.sum(jobs.c.lost))
+    columns, lost = jobs.c, whole(func.sum(jobs.c.lost))
     return (
         select(
             label.label("name"),
-            whole(func.sum(one.used)).label("used"),
+            whole(func.sum(columns.used)).label("used"),
             lost.label("lost"),
-            func.count(one.job_id.distinct()).label("jobs"),
+            func.count(columns.job_id.distinct()).label("jobs"),
         )
-        .where(one.back == 0)
+        .where(columns.back == 0)
         .group_by(label)
         .order_by(lost.desc(), label)
         .limit(MOST_LABELS)
@@ -311,18 +317,18 @@ def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
 
 def _by_host(tx: Reads, durations: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
     """Return the query of the hosts that causes name in more than one session."""
-    one = priced(tx, span, slow=True, durations=durations).c
+    columns = priced(tx, span, slow=True, durations=durations).c
     query = select(
-        one.host,
-        parts(one.cost).label("lost"),
+        columns.host,
+        parts(columns.cost).label("lost"),
         func.count().label("sessions"),
-        func.bool_and(one.guessed).label("guessed"),
+        func.bool_and(columns.guessed).label("guessed"),
     )
-    if filters.asked:
-        query = query.join(durations, durations.c.id == one.session_id)
+    if filters.has_criteria:
+        query = query.join(durations, durations.c.id == columns.session_id)
     in_job = (
         query.where(*filters.of(durations.c.labels))
-        .group_by(one.host, one.job_id)
+        .group_by(columns.host, columns.job_id)
         .subquery("host_of_job")
     ).c
     lost, sessions = whole(func.sum(in_job.lost)), cast(func.sum(in_job.sessions), Integer)
@@ -343,13 +349,13 @@ def _by_host(tx: Reads, durations: CTE, span: Span, filters: ReportFilter) -> Se
 
 def _straggling(costs: CTE) -> Select[int, int]:
     """Return the numbers of jobs with a known S, and of jobs whose median session straggles."""
-    one = costs.c
+    columns = costs.c
     # The lower median, which is always the value of a session.
-    median = func.percentile_disc(0.5).within_group(one.published)
+    median = func.percentile_disc(0.5).within_group(columns.published)
     medians = (
         select(median.label("median"))
-        .where(one.published.is_not(None))
-        .group_by(one.job_id)
+        .where(columns.published.is_not(None))
+        .group_by(columns.job_id)
         .subquery("medians")
     )
     return select(
@@ -367,12 +373,12 @@ class ReportFilter:
     label: str = ""  # ``name=value``, or the name of a label
 
     @property
-    def asked(self) -> bool:
+    def has_criteria(self) -> bool:
         """Return whether any field filters sessions."""
         return self != ReportFilter()
 
     def of(self, labels: Any) -> list[ColumnElement[bool]]:  # noqa: ANN401 - a column of JSON
-        """Return the conditions on the labels of a session."""
+        """Return the SQL conditions that a session has the labels of the filter."""
         conditions = [
             labels[name].astext == value
             for name, value in (("team", self.team), ("owner", self.owner))

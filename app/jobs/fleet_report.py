@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import numpy as np
 from sqlalchemy import ColumnElement, Integer, func, select, true
@@ -36,6 +36,7 @@ from app.platform.database.projects import Project
 from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+from app.web.lists import Column
 
 MOST_FIXES: Final = 20
 
@@ -57,15 +58,15 @@ class FixLine:
     """A fix whose effect was measured in the period; gains are shares of the step time."""
 
     job: str
-    title: str
-    session: uuid.UUID
-    measured_by: uuid.UUID
-    predicted: float
+    title: Annotated[str, Column(csv="fix")]
+    session: Annotated[uuid.UUID, Column(csv=None)]
+    measured_by: Annotated[uuid.UUID, Column(csv=None)]
+    predicted: Annotated[float, Column(csv="predicted_gain")]
     at_most: bool
-    realized: float
-    unlike: str | None
-    gpus: int
-    step_time_s: float
+    realized: Annotated[float, Column(csv="realized_gain")]
+    unlike: Annotated[str | None, Column(csv="not_comparable")]
+    gpus: Annotated[int, Column(csv=None)]
+    step_time_s: Annotated[float, Column(csv=None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,9 @@ class FleetReport:
     spent: Spent
     fixes: Sequence[FixLine]
     opened: int
-    """Incidents that were sent in the time."""
+    """Number of incidents that fired in the period."""
     resolved: int
-    """Sent incidents that ended in the time."""
+    """Number of fired incidents that were resolved in the period."""
 
     @property
     def costs(self) -> Costs:
@@ -133,7 +134,7 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
         .group_by(*key)
         .cte("sent")
     )
-    one = sent.c
+    columns = sent.c
     before = (
         select(Session.id)
         .where(Session.job_id == Job.id, Session.received_at < span.since, *of)
@@ -142,29 +143,29 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
     silent = select(func.count()).where(
         Job.archived_at.is_(None),
         Job.created_at <= span.until,
-        Job.id.not_in(select(one.job_id)),
+        Job.id.not_in(select(columns.job_id)),
         before,
     )
-    jobs = select(func.count(one.job_id.distinct()))
+    jobs = select(func.count(columns.job_id.distinct()))
     rows = tx.session.execute(
         select(
-            one.state,
-            one.counted,
-            func.sum(one.sessions).cast(Integer),
+            columns.state,
+            columns.counted,
+            func.sum(columns.sessions).cast(Integer),
             jobs.scalar_subquery(),
-            jobs.where(one.counted).scalar_subquery(),
+            jobs.where(columns.counted).scalar_subquery(),
             silent.scalar_subquery(),
         )
         .select_from(Project)
         .outerjoin(sent, true())
         .where(Project.id == tx.scope.project_id)
-        .group_by(one.state, one.counted)
+        .group_by(columns.state, columns.counted)
     ).all()
-    known = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
+    counts = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
     return Coverage(
-        received=sum(number for _, _, number in known),
-        counted=sum(number for _, counted, number in known if counted),
-        without={state: number for state, counted, number in known if not counted},
+        received=sum(number for _, _, number in counts),
+        counted=sum(number for _, counted, number in counts if counted),
+        without={state: number for state, counted, number in counts if not counted},
         jobs=rows[0][3],
         counted_jobs=rows[0][4],
         silent=rows[0][5],
@@ -261,7 +262,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """S of jobs by a size of the job, in classes whose limits double."""
+    """S of jobs in classes of their size; the limits of the classes double."""
 
     jobs: int  # jobs of known size
     classes: Sequence[Class]
@@ -271,9 +272,14 @@ class Against:
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
     """Return the paper's figures, computed over these jobs."""
     slow = [job for job in jobs if job.straggles]
+    steps = [step for job in slow for step in job.steps]
+    slowest_steps = [(max(job.steps), job) for job in slow if job.steps]
     return (
         _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),
-        _steps(slow),
+        Figure(
+            *(Name.STEPS, len(slowest_steps), steps, [Curve("", cdf(steps))], PAPER_STEPS),
+            _largest(slowest_steps),
+        ),
         _operations(jobs),
         _figure(Name.M_W, slow, lambda job: job.m_w, PAPER_M_W),
         _figure(Name.M_S, slow, lambda job: job.m_s, PAPER_M_S),
@@ -297,35 +303,27 @@ def _figure(
     value: Callable[[JobFigures], float | None],
     paper: Sequence[Point],
 ) -> Figure:
-    known = [(found, job) for job in jobs if (found := value(job)) is not None]
-    values = [found for found, _ in known]
-    return Figure(name, len(known), values, [Curve("", cdf(values))], paper, _largest(known))
-
-
-def _steps(jobs: Sequence[JobFigures]) -> Figure:
-    values = [step for job in jobs for step in job.steps]
-    known = [(max(job.steps), job) for job in jobs if job.steps]
-    return Figure(
-        Name.STEPS, len(known), values, [Curve("", cdf(values))], PAPER_STEPS, _largest(known)
-    )
+    ranked = [(number, job) for job in jobs if (number := value(job)) is not None]
+    values = [number for number, _ in ranked]
+    return Figure(name, len(ranked), values, [Curve("", cdf(values))], paper, _largest(ranked))
 
 
 def _operations(jobs: Sequence[JobFigures]) -> Figure:
-    """Return the waste by kind of operation; the examples are the worst job of each kind."""
-    found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
-    examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
+    """Return the figure of the waste by kind of operation; it names the worst job of each kind."""
+    ranked = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
+    examples = [_largest(pairs, kind)[0] for kind, pairs in ranked.items() if pairs]
     return Figure(
         Name.OPERATIONS,
         len(jobs),
-        [value for value, _ in next(iter(found.values()))],
-        [Curve(kind, cdf([value for value, _ in known])) for kind, known in found.items()],
+        [value for value, _ in next(iter(ranked.values()))],
+        [Curve(kind, cdf([value for value, _ in pairs])) for kind, pairs in ranked.items()],
         (),
         examples,
     )
 
 
-def _largest(known: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
-    ordered = sorted(known, key=lambda pair: (-pair[0], pair[1].job))[:EXAMPLES]
+def _largest(ranked: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
+    ordered = sorted(ranked, key=lambda pair: (-pair[0], pair[1].job))[:EXAMPLES]
     return [Example(job.job, job.session, job.number, value, note) for value, job in ordered]
 
 

@@ -58,14 +58,14 @@ def _all_in(column: ColumnElement[str], words: Sequence[str]) -> list[ColumnElem
 
 def _incidents(tx: Reads, words: Sequence[str]) -> list[Found]:
     rows = list_incidents(tx, EACH, filtered=IncidentFilter(words=" ".join(words)), sort="state")
-    found = []
+    results = []
     for row in rows:
         incident = row.incident
         place = f": {incident.where}" if incident.where else ""
         name = f"{row.job}: {cause_name(incident.cause)}{place}"
         note = f"{incident.state}, {incident.severity}"
-        found.append(Found("incident", name, note, f"/incidents/{incident.id}"))
-    return found
+        results.append(Found("incident", name, note, f"/incidents/{incident.id}"))
+    return results
 
 
 def _jobs(tx: Reads, words: Sequence[str]) -> list[Found]:
@@ -114,7 +114,7 @@ def _sessions(tx: Reads, words: Sequence[str]) -> list[Found]:
     numbers = [int(word) for word in words if _is_number(word)]
     ids = [id_ for word in words if (id_ := _id_of(word)) is not None]
     if not numbers and not ids:
-        # Without a number the words match jobs; the page of a job lists its sessions.
+        # Without a number the words find jobs; a job's page lists its sessions.
         return []
     rest = [
         word

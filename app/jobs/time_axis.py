@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import Select, case, delete, func, select
@@ -30,6 +30,7 @@ from app.platform.database.states import NoteKind, SessionState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 from app.sessions.receive import no_job
+from app.web.lists import Column
 
 # Largest number of notes of a job: several years with a deployment every few hours.
 MOST_NOTES: Final = 10_000
@@ -41,16 +42,16 @@ EARLY: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened to a job."""
+    """An event of a job that a person or a program noted: a deployment, a change, a remark."""
 
     id: int
     at: datetime
-    """When it happened."""
+    """Time of the event."""
     kind: NoteKind
     words: str
     author: str
     noted_at: datetime
-    """When it was noted."""
+    """Time at which the note was written."""
 
 
 def write_note(  # noqa: PLR0913 - the fields of a note
@@ -244,10 +245,10 @@ class Mark:
 
     at: datetime
     kind: MarkKind
-    words: str
+    words: Annotated[str, Column(csv="what")]
     path: str | None = None
     until: datetime | None = None
-    author: str | None = None
+    author: Annotated[str | None, Column(csv="by")] = None
     note: int | None = None
 
 
@@ -383,7 +384,7 @@ def _points(
 
 
 def _number(text: str | None) -> float:
-    """Return a size from the metadata, which may be any text; 0 if the text is not a number."""
+    """Return a number from the metadata, whose values may be any text; 0 if it is not a number."""
     return float(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0.0  # noqa: PLR2004 - exact in a float
 
 
@@ -468,7 +469,7 @@ _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
 def _happened(
     tx: Reads, job: str, since: datetime | None, until: datetime | None
 ) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
-    """Read the latest attempts, incidents, fixes and notes of a job with one statement.
+    """Return the latest attempts, incidents, fixes and notes of a job, read with one statement.
 
     Notes are limited to the period; attempts, incidents and fixes are the latest of any time.
     """
@@ -508,10 +509,8 @@ def _happened(
         as_json(query.limit(MOST_LISTED).correlate(Job))
         for query in (attempts, incidents, fixes, notes(since, until))
     )
-    found = tx.session.execute(
-        select(*listed).select_from(Job).where(Job.name == job)
-    ).one_or_none()
-    attempted, fired, applied, noted = found or ((), (), (), ())
+    row = tx.session.execute(select(*listed).select_from(Job).where(Job.name == job)).one_or_none()
+    attempted, fired, applied, noted = row or ((), (), (), ())
     return (
         _ATTEMPTS.validate_python(attempted or ()),
         _INCIDENTS.validate_python(fired or ()),
@@ -523,17 +522,17 @@ def _happened(
 def _changes(
     measure: Measure, points: Sequence[TimePoint], marks: Sequence[Mark]
 ) -> list[JobChange]:
-    known = [
+    measured = [
         (point, value)
         for point in points
         if (value := point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s)
     ][-LOOKED_AT:]
-    changes = lasting_changes([value for _, value in known])
-    edges = [0, *(change.position for change in changes), len(known)]
-    found = []
+    changes = lasting_changes([value for _, value in measured])
+    edges = [0, *(change.position for change in changes), len(measured)]
+    job_changes = []
     for index, change in enumerate(changes):
-        before = [point for point, _ in known[edges[index] : change.position]]
-        after = [point for point, _ in known[change.position : edges[index + 2]]]
+        before = [point for point, _ in measured[edges[index] : change.position]]
+        after = [point for point, _ in measured[change.position : edges[index + 2]]]
         cause = _leading(after) if change.after > change.before else _leading(before)
         other = _leading(before) if change.after > change.before else _leading(after)
         between = (
@@ -543,7 +542,7 @@ def _changes(
             and before[-1].received_at <= mark.at <= after[0].received_at
         )
         mark = next(between, None)
-        found.append(
+        job_changes.append(
             JobChange(
                 measure=measure,
                 at=after[0].received_at,
@@ -556,7 +555,7 @@ def _changes(
                 mark=None if mark is None else mark.words,
             )
         )
-    return found
+    return job_changes
 
 
 def _leading(points: Sequence[TimePoint]) -> str | None:

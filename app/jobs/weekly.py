@@ -228,7 +228,7 @@ def deliver_summary(container: Container, claim: Claim) -> None:
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
-    """Return the summary to send and its channel; None if nothing remains to be sent."""
+    """Return the summary of a claim and its channel; None if it need not be sent any more."""
     with container.uow() as tx:
         row = tx.session.get(WeeklySummary, claim.subject_id, with_for_update=True)
         if row is None or row.state is not DeliveryState.SENDING:
@@ -352,7 +352,10 @@ def monday_of(moment: datetime) -> datetime:
 
 
 def _make(container: Container) -> None:
-    """Create the due summaries, but none for weeks before the rule or the channel was added."""
+    """Create the due summary of each weekly rule and channel.
+
+    A week before the rule or the channel was added has no summary.
+    """
     with container.uow() as tx:
         for row in tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars():
             rule = rule_of(row)

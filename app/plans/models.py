@@ -21,7 +21,7 @@ class Plan(OfProject, Base):
         one_of("state", PlanState),
         in_project(),
         UniqueConstraint("project_id", "content_sha256"),
-        # Planned plans, and no others, have a result; pages rely on it.
+        # Only plans in the state ``planned`` have a result; pages rely on this constraint.
         CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
         Index("ix_plan_project_id_created_at_id", "project_id", "created_at", "id"),
     )

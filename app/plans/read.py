@@ -91,15 +91,15 @@ class PlanView:
 
     row: PlanSummary
     spec: Mapping[str, Any]
-    """The specification as it was sent."""
+    """The specification as submitted."""
     requested: RequestedPlan
     """Summary of the specification."""
     faults: tuple[Fault, ...]
-    """Nearest changes that make a template possible, or faults of the specification."""
+    """Nearest changes with which a template exists, or faults of the specification."""
     ahead: int
     """Number of tasks that workers take first, while the plan is queued."""
     result: PlanResult | JobResult | None
-    """Result of a planned one."""
+    """Stored result of the search; None unless the state is ``planned``."""
     now: datetime
     """Database time of this view."""
 
@@ -135,7 +135,7 @@ def requested_plan(spec: Mapping[str, Any]) -> RequestedPlan:
 
 
 def _queue_ahead(tx: Reads, plan_id: uuid.UUID) -> int:
-    """Return the number of queued tasks of all projects that precede a plan's task."""
+    """Return how many queued tasks of all projects workers take before a plan's task."""
     mine = (
         select(TaskRun.created_at)
         .where(

@@ -83,10 +83,10 @@ def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult
     if isinstance(spec, JobSpec):
         job = plan_job(spec, budget)
         return JobResult(job_document(job), slowest_iteration(job.plan))
-    found = plan(spec, method=row.method, objective=row.objective, budget=budget)
+    result = plan(spec, method=row.method, objective=row.objective, budget=budget)
     if row.method == "ditto":
-        found = with_oobleck_templates(found, SearchBudget(progress.clock))
-    return PlanResult(plan_document(found), simulated_iteration(found.problem, found.template))
+        result = with_oobleck_templates(result, SearchBudget(progress.clock))
+    return PlanResult(plan_document(result), simulated_iteration(result.problem, result.template))
 
 
 class _Progress:

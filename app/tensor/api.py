@@ -116,7 +116,7 @@ MOST_WAITING: Final = 2000
 _READERS: Final = 2
 
 T = TypeVar("T")
-# project id, job and group
+# Key of a group: project id, job and group.
 Key = tuple[int, str, str]
 
 
@@ -161,10 +161,10 @@ class Waiting:
         with self._event(key) as event:
             while True:
                 event.clear()
-                found = await anyio.to_thread.run_sync(read, limiter=self._readers)
+                value = await anyio.to_thread.run_sync(read, limiter=self._readers)
                 left_s = deadline - self._loop.time()
-                if found is not None or left_s <= 0 or self._closed:
-                    return found
+                if value is not None or left_s <= 0 or self._closed:
+                    return value
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), min(left_s, LOOK_EVERY_S))
 
@@ -244,8 +244,8 @@ def router() -> APIRouter:
             with container.reading() as tx:
                 return newer_plan(tx, job, group, attempt, after)
 
-        found = await waiting.until((container.project_id, job, group), wait_s, read)
-        return found or Response(status_code=http.HTTPStatus.NO_CONTENT)
+        plan = await waiting.until((container.project_id, job, group), wait_s, read)
+        return plan or Response(status_code=http.HTTPStatus.NO_CONTENT)
 
     @routes.post(
         "/plan/{version}/ack",

@@ -24,7 +24,7 @@ class Switch:
 
     mode: TensorMode = TensorMode.ADVISE
     max_gamma: float | None = None
-    """An upper bound of the job's own accuracy budget."""
+    """Upper bound of the job's own accuracy budget γ; None: no bound."""
     expires_after_steps: int = EXPIRES_AFTER_STEPS
 
     def budget(self, max_gamma: float) -> float:

@@ -4,14 +4,14 @@
 code of a fault    meaning
 =================  ============================================================================
 ``missing``        a required key is absent
-``unknown_key``    a key that means nothing here
-``bad_type``       not of the type that is wanted
+``unknown_key``    a key that the document does not have
+``bad_type``       a value of a wrong type
 ``not_finite``     NaN or an infinity
 ``out_of_range``   a number outside its range
 ``bad_length``     a list that is empty, too long, or not as long as there are ranks
-``unknown_value``  not one of the words that are allowed
+``unknown_value``  a word that is not one of the allowed words
 ``unknown_rank``   a rank that the group does not have
-``duplicate``      a rank stands twice
+``duplicate``      a rank that occurs twice
 ``conflict``       two statements contradict each other
 =================  ============================================================================
 """
@@ -174,24 +174,24 @@ class WrittenGroup(Written):
     def contradictions(self) -> list[Fault]:
         """Return a fault for each pair of fields that contradict each other."""
         ranks = len(self.times_s)
-        found = []
+        faults = []
         if len(self.matmul_s) != ranks:
             message = f"matmul_s has {len(self.matmul_s)} entries, times_s has {ranks}"
-            found.append(Fault("bad_length", message, column="matmul_s"))
+            faults.append(Fault("bad_length", message, column="matmul_s"))
         if self.columns % self.unit:
             message = f"unit {self.unit} does not divide columns {self.columns}"
-            found.append(Fault("conflict", message, column="unit"))
+            faults.append(Fault("conflict", message, column="unit"))
         for rank, (time_s, matmul_s) in enumerate(zip(self.times_s, self.matmul_s, strict=False)):
             if matmul_s > time_s * (1 + ROUNDING):
                 place = f"matmul_s[{rank}]"
                 message = f"{place} is over times_s[{rank}], of which it is a part"
-                found.append(Fault("conflict", message, column=place))
+                faults.append(Fault("conflict", message, column=place))
         for number, item in enumerate(self.each_size()):
             if item.units is not None and item.units > self.columns:
                 at = f"sizes[{number}]" if isinstance(self.sizes, list) else "sizes"
                 message = f"{at}.units is over the {self.columns} columns that a rank has"
-                found.append(Fault("conflict", message, column=f"{at}.units"))
-        return found
+                faults.append(Fault("conflict", message, column=f"{at}.units"))
+        return faults
 
     def group(self, in_force: Shares | None, computed: Sequence[float] | None = None) -> Group:
         """Return the group's times without the effect of the plan in force.

@@ -51,11 +51,11 @@ class Received:
     """The group's plan after a report."""
 
     plan_version: int | None
-    """The newest version of the group's plan; None before the first."""
+    """Number of the newest version of the group's plan; None before the first version."""
     expires_step: int | None
-    """The first step at which that version is no longer valid."""
+    """First step at which the newest version is no longer valid."""
     plan: OfferedPlan | None
-    """That version, if the job does not have it yet."""
+    """The newest version, if the job does not have it yet."""
 
 
 def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:

@@ -35,7 +35,7 @@ class WrittenShare(Written):
     resized_columns: Count = 0
     migrated_columns: Count | None = None
     to: Annotated[dict[RankNumber, Count], Field(max_length=MOST_RANKS, default_factory=dict)]
-    # Answers of the server also contain these fields, which follow from the others.
+    # Fields that answers of the server also contain and that follow from the other fields.
     gamma: float | None = None
     received_columns: int | None = None
     time_s: float | None = None
@@ -202,7 +202,7 @@ class WrittenTimings(WrittenGroup):
 
     def contradictions(self) -> list[Fault]:
         """Return a fault for each pair of fields that contradict each other."""
-        found = super().contradictions()
+        faults = super().contradictions()
         for name, values in (
             ("times_s", self.times_s),
             ("ranks", self.ranks),
@@ -211,8 +211,8 @@ class WrittenTimings(WrittenGroup):
         ):
             if values is not None and len(values) != self.world_size:
                 message = f"{name} has {len(values)} entries, world_size is {self.world_size}"
-                found.append(Fault("bad_length", message, column=name))
-        return found
+                faults.append(Fault("bad_length", message, column=name))
+        return faults
 
 
 class WrittenAck(Written):

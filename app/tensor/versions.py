@@ -28,25 +28,25 @@ class OfferedPlan:
 
     schema: Literal["paceline.tensor-plan/1"]
     version: int
-    """Counts a group's plans within an attempt, from 1; a later one takes the place of all before.
+    """Number of the plan within the attempt, from 1; a plan replaces all plans with lower numbers.
     """
     attempt: int
     group: str
     world_size: int
     columns: int
-    """What it is bound to."""
+    """Number of columns of the layers for which the plan is valid."""
     unit: int
-    """What it is bound to."""
+    """Number of columns that stay together, for which the plan is valid."""
     method: Method
-    """``none`` takes back the plan before."""
+    """Method of the plan; ``none`` withdraws the previous plan."""
     apply: bool
-    """Whether the job is to apply it; if not, it is advice."""
+    """Whether the job is to apply the plan; if not, the plan is advice."""
     expires_step: int
-    """The first step at which it no longer holds."""
+    """First step at which the plan is no longer valid."""
     predicted_time_s: float
-    """T of the slowest rank under it, s."""
+    """Predicted T of the slowest rank under the plan, s."""
     ranks: tuple[RankShare, ...]
-    """All ranks, by their number."""
+    """Shares of all ranks, sorted by rank."""
 
 
 def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:

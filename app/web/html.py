@@ -97,12 +97,21 @@ def swatch(color: str) -> Markup:
     )
 
 
-def bar(share: float, kind: str = "") -> Markup:
-    """Return a horizontal bar of a length in per cent; `kind` is the CSS class of its color."""
+def bar(share: float, kind: str = "", mark: float | None = None) -> Markup:
+    """Return a horizontal bar of a length in per cent.
+
+    Parameters
+    ----------
+    kind : str
+        CSS class of the bar's color.
+    mark : float, optional
+        Position of a mark on the bar, in per cent.
+    """
     own = f' class="{escape(kind)}"' if kind else ""
-    return Markup(  # noqa: S704 - a number, and escaped here
+    middle = "" if mark is None else f'<rect class="mid" x="{mark:.2f}" width="1.5" height="8"/>'
+    return Markup(  # noqa: S704 - numbers, and escaped here
         '<svg class="bar" height="8" preserveAspectRatio="none" viewBox="0 0 100 8"'
-        f' aria-hidden="true"><rect width="{share:.2f}" height="8"{own}/></svg>'
+        f' aria-hidden="true"><rect width="{share:.2f}" height="8"{own}/>{middle}</svg>'
     )
 
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.rank_metadata import short_uuid
-from app.hosts.detail import HostView
-from app.hosts.pages.list import gpu_key, named_gpus, names_of_gpus
+from app.hosts.detail import HostView, gpu_key, names_of_gpus
+from app.hosts.pages.list import named_gpus
 from app.web.format import age, heat_color, times
 from app.web.moments import Form, When
 from app.web.time_ranges import Range
@@ -104,7 +104,8 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
             LEFT + at * CELL_WIDTH,
             TOP + row * CELL_HEIGHT,
             heat_color(value),
-            f"{_hint(name, called[name])}, {columns[at].text}: {times(value)}",
+            f"{_label(called[name])}{'' if called[name] == name else f', {short_uuid(name)}'}, "
+            f"{columns[at].text}: {times(value)}",
             columns[at],
         )
         for row, name in enumerate(names)
@@ -145,7 +146,7 @@ def _values(
     view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
 ) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
     """Return the largest value of each GPU in each part of the period, and its latest value."""
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     latest: dict[str, float] = {}
     measure = "computing" if against_peers else "slowdown"
     for session in view.sessions:
@@ -155,14 +156,10 @@ def _values(
             own = [(WHOLE, session.computing if against_peers else session.slowdown)]
         for name, value in own:
             if value is not None:
-                parts = found.setdefault(name, {})
+                parts = values.setdefault(name, {})
                 parts[at] = max(value, parts.get(at, 0.0))
                 latest.setdefault(name, value)
-    return found, latest
-
-
-def _hint(key: str, name: str) -> str:
-    return _label(name) if key == name else f"{_label(name)}, {short_uuid(key)}"
+    return values, latest
 
 
 def _title(values: dict[str, dict[int, float]], called: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
-from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -14,13 +13,20 @@ from app.analysis.diagnosis.causes.registry import blames_machine, title_of
 from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import hours
 from app.hosts.costs import BLAMED_FROM
-from app.hosts.detail import HostIncident, HostSession, HostView
+from app.hosts.detail import (
+    HostIncident,
+    HostJob,
+    HostSession,
+    HostView,
+    cost_of,
+    gpus_in,
+    jobs_of,
+)
 from app.hosts.pages.gpu_map import GpuMap, gpu_map
 from app.hosts.pages.list import (
-    gpu_key,
+    SLOWDOWN,
     gpu_words,
     named_gpus,
-    names_of_gpus,
     outcome_words,
     state_of,
 )
@@ -32,7 +38,6 @@ from app.hosts.probes import (
     JudgedDevice,
     Measure,
     ProbeOutcome,
-    ProbeRow,
     ProbeView,
     reason_of,
 )
@@ -40,10 +45,11 @@ from app.hosts.repairs import Outcome, Repair
 from app.incidents.held_machines import cordon_commands
 from app.incidents.pages.parts import STATES
 from app.web import html
-from app.web.format import age, count, heat_color, listing, percent, plural, times
-from app.web.links import Address, actions_url, host_url
+from app.web.format import age, count, exact_time, listing, percent, plural, times
+from app.web.links import Address, actions_url, host_url, job_url
+from app.web.moments import ago, when
 from app.web.parts import Fact, StateLabel
-from app.web.tables import Drawn, Shown, Table, drawn
+from app.web.tables import Drawn, Shown, drawn
 from app.web.time_ranges import Range, RangeChoices, range_choices
 
 GUESSED: Final = (
@@ -52,71 +58,6 @@ GUESSED: Final = (
 )
 # Number of sessions that the page lists; the CSV file has all.
 LISTED: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLine:
-    """A session of the host as a line of the page."""
-
-    url: str
-    number: int
-    job: str
-    job_url: str
-    slowdown: str
-    color: str
-    computing: str
-    cause: str
-    gpus: str
-    cost: str
-    received_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class JobLine:
-    """A job that ran on the host as a line of the page."""
-
-    job: str
-    url: str
-    gpus: str
-    slowdown: str
-    color: str
-    sessions: str
-    cost: str
-
-
-@dataclass(frozen=True, slots=True)
-class RepairLine:
-    """A repair as a line of the page; `mark` is the glyph of its outcome, or ""."""
-
-    at: datetime
-    what: str
-    by: str
-    outcome: str
-    mark: str
-    levels: str
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentLine:
-    """An incident that names the host as a line of the page."""
-
-    url: str
-    job: str
-    cause: str
-    state: StateLabel
-    fired_at: datetime
-    lasted: str
-
-
-@dataclass(frozen=True, slots=True)
-class MoveLine:
-    """A move of a GPU from or to another host as a line of the page."""
-
-    at: datetime
-    gpu: str
-    way: str
-    host: str
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +72,23 @@ class HostPage:
     counted: str
     facts: Sequence[Fact]
     range: RangeChoices
-    csv: str
-    query: str
+    csv_of_gpus: str
     map: GpuMap | None
-    sessions: Sequence[SessionLine]
+    sessions: Drawn
     sessions_title: str
     sessions_note: str
-    jobs: Sequence[JobLine]
+    jobs: Drawn
     jobs_title: str
-    repairs: Sequence[RepairLine]
+    repairs: Drawn
     repairs_title: str
     gpus: Sequence[str]
-    incidents: Sequence[IncidentLine]
+    incidents: Drawn
     incidents_title: str
     # schedulers, each with its command that takes the host out of service
     drains: Sequence[tuple[str, str]]
     # why the page has no such command, if the host's name is a guess; else ""
     guessed: str
-    moves: Sequence[MoveLine]
+    moves: Drawn
     moves_title: str
     # address of the page of actions on this host
     actions_url: str
@@ -158,12 +98,15 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
     """Return the page of a host."""
     sessions = view.sessions
     slow = [item for item in sessions if item.cause]
-    gpus = _gpus(sessions)
-    jobs = _jobs(sessions)
+    jobs = jobs_of(sessions)
     firing = any(STATES[item.state].glyph == "firing" for item in view.incidents)
-    whole = address.but()
-    text = "Slowdown of the job if only its slowest worker there were as recorded"
+    query = address.but()[len(address.path) :]
     listed = min(LISTED, len(view.sessions))
+    note = "" if listed == view.seen else f"; the latest {listed} of {count(view.seen)}"
+
+    def csv(name: str, query: str = query) -> str:
+        return f"{host_url(view.host)}/{name}.csv{query}"
+
     return HostPage(
         now=view.now,
         host=view.host,
@@ -173,26 +116,60 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         counted=f"{plural(view.seen, 'session')} in {about.words}",
         facts=_facts(view, slow, jobs),
         range=range_choices(about, with_all=True),
-        csv=host_url(view.host),
-        query=whole[len(address.path) :],
+        csv_of_gpus=csv("gpus"),
         map=gpu_map(view, about),
-        sessions=[_session(item) for item in sessions[:LISTED]],
-        sessions_title=_sessions_title(sessions, slow),
-        sessions_note=text
-        if listed == view.seen
-        else f"{text}; the latest {listed} of {count(view.seen)}",
-        jobs=jobs,
-        jobs_title=_jobs_title(sessions, jobs),
-        repairs=[_repair(item) for item in view.repairs],
+        sessions=drawn(
+            _session_columns(view.now), sessions[:LISTED], csv=csv("sessions"), classes="fleet"
+        ),
+        sessions_title=f"Named by a cause in {count(len(slow))} of "
+        f"{plural(len(sessions), 'session')}"
+        if sessions
+        else "No session",
+        sessions_note=f"{SLOWDOWN}{note}",
+        jobs=drawn(_JOBS, jobs, csv=csv("jobs")),
+        jobs_title=_jobs_title(jobs),
+        repairs=drawn(
+            (
+                Shown("When", lambda repair: when(repair.at, view.now), of_cells="nowrap"),
+                Shown("What", _work, of_cells="grow"),
+                Shown("Helped", _effect, classes="num"),
+            ),
+            view.repairs,
+            csv=csv("repairs", ""),
+            classes="plain repairs",
+        ),
         repairs_title=_repairs_title(view.repairs),
-        gpus=gpus,
-        incidents=[_incident(item, view.now) for item in view.incidents],
+        gpus=gpus_in(sessions),
+        incidents=drawn(
+            (
+                Shown("State", lambda incident: html.state(STATES[incident.state])),
+                Shown("Job and cause", _job_and_cause, of_cells="grow"),
+                Shown(
+                    "Open for",
+                    lambda incident: age(
+                        ((incident.resolved_at or view.now) - incident.fired_at).total_seconds()
+                    ),
+                    classes="num",
+                    title=lambda incident: f"Fired {exact_time(incident.fired_at)}",
+                ),
+            ),
+            view.incidents,
+            csv=csv("incidents"),
+        ),
         incidents_title=f"{plural(len(view.incidents), 'incident')} named it"
         if view.incidents
         else "No incident named it",
         drains=[] if view.guessed else _drains(view.host, slow),
         guessed=GUESSED if view.guessed else "",
-        moves=[_move(item, view.host) for item in view.moves],
+        moves=drawn(
+            (
+                Shown("When", lambda move: when(move.at, view.now), of_cells="nowrap"),
+                Shown("GPU", lambda move: move.gpu, of_cells="grow gpu"),
+                Shown("Host", lambda move: _way(move, view.host)),
+            ),
+            view.moves,
+            csv=csv("moves"),
+        ),
         moves_title=f"{plural(len(view.moves), 'GPU')} moved" if view.moves else "",
         actions_url=actions_url(view.host),
     )
@@ -202,20 +179,11 @@ def _name(view: HostView) -> str:
     return node_label(view.host, guessed=view.guessed)
 
 
-def _move(move: Move, host: str) -> MoveLine:
+def _way(move: Move, host: str) -> Markup:
     came = move.after == host
     other = move.before if came else move.after
-    return MoveLine(move.at, move.gpu, "came from" if came else "went to", other, host_url(other))
-
-
-def _gpus(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
-    names = names_of_gpus(sessions)
-    found = {names[gpu_key(gpu)] for one in sessions for gpu in one.gpus if gpu["slow"] or not slow}
-    return sorted(found, key=lambda gpu: (len(gpu), gpu))
-
-
-def _cost(sessions: Sequence[HostSession]) -> float:
-    return sum(session.cost for session in sessions)
+    link = html.element("a", other, class_="within", href=host_url(other))
+    return html.join(("came from " if came else "went to ", link))
 
 
 def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
@@ -224,114 +192,120 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
         return f"No session named {host} in {about.words}"
     if not slow:
         return f"{host}: no cause named it in {plural(len(sessions), 'session')}"
-    named = _gpus(slow, slow=True)
+    named = gpus_in(slow, slow=True)
     who = f"{host}: {named_gpus(named)}" if named else host
     text = f"{who} slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
     if len(slow) < BLAMED_FROM:
         return f"{text}: not blamed: a second slow session would blame it"
-    jobs = len({one.job for one in slow})
+    jobs = len({session.job for session in slow})
     of_jobs = f", in {plural(jobs, 'job')}" if jobs > 1 else ""
-    return f"{text}{of_jobs}, which cost {hours(_cost(slow))} GPU-hours in {about.words}"
+    return f"{text}{of_jobs}, which cost {hours(cost_of(slow))} GPU-hours in {about.words}"
 
 
-def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[JobLine]) -> list[Fact]:
+def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[HostJob]) -> list[Fact]:
     sessions = view.sessions
-    found = []
+    facts = []
     if sessions:
-        latest, worst = sessions[0], max(one.slowdown for one in sessions)
-        causes = [title_of(cause) for cause in sorted({one.cause for one in slow if one.cause})]
-        found = [
+        latest, worst = sessions[0], max(session.slowdown for session in sessions)
+        causes = sorted({session.cause for session in slow if session.cause})
+        facts = [
             Fact(
                 "Slowdown now",
                 times(latest.slowdown),
                 f"at most {times(worst)}",
-                "Slowdown of the job if only its slowest worker there were as recorded",
+                SLOWDOWN,
             ),
             Fact(
                 "Computing now",
                 "none" if latest.computing is None else times(latest.computing),
                 "against peers of its stage",
             ),
-            Fact("GPU-hours lost", hours(_cost(slow)), "while each verdict stood"),
+            Fact("GPU-hours lost", hours(cost_of(slow)), "while each verdict stood"),
             Fact(
                 "Slow in",
                 f"{count(len(slow))} of {count(len(sessions))}",
                 f"sessions of {plural(len(jobs), 'job')}",
             ),
-            Fact("Cause", listing(causes) or "none", "named by diagnosis"),
+            Fact(
+                "Cause",
+                listing([title_of(cause) for cause in causes]) or "none",
+                "named by diagnosis",
+            ),
         ]
     if view.repairs:
         last = view.repairs[0]
-        found.append(Fact("Last repair", outcome_words(last.judged), last.what))
+        facts.append(Fact("Last repair", outcome_words(last.judged), last.what))
     if view.last_seen is not None:
-        found.append(Fact("Last seen", "", "in a session", moment=view.last_seen))
-    return found
+        facts.append(Fact("Last seen", "", "in a session", moment=view.last_seen))
+    return facts
 
 
-def _session(session: HostSession) -> SessionLine:
-    named = [gpu["gpu"] for gpu in session.gpus if gpu["slow"]]
-    return SessionLine(
-        url=f"/sessions/{session.session}",
-        number=session.number,
-        job=session.job,
-        job_url=f"/jobs/{quote(session.job)}",
-        slowdown=times(session.slowdown),
-        color=heat_color(session.slowdown),
-        computing="" if session.computing is None else times(session.computing),
-        cause="" if session.cause is None else title_of(session.cause),
-        gpus=gpu_words(named),
-        cost=hours(session.cost),
-        received_at=session.received_at,
+def _session_columns(now: datetime) -> tuple[Shown[HostSession], ...]:
+    return (
+        Shown(
+            "Session",
+            lambda item: (
+                html.link(f"/sessions/{item.session}", item.number) + html.narrow(item.job)
+            ),
+        ),
+        Shown(
+            "Job",
+            lambda item: html.link(job_url(item.job), item.job),
+            classes="opt",
+            of_cells="grow",
+        ),
+        Shown("Slowdown", lambda item: html.slowdown(item.slowdown), classes="num"),
+        Shown(
+            "Computing",
+            lambda item: "" if item.computing is None else times(item.computing),
+            classes="num opt",
+        ),
+        Shown("Cause", lambda item: "" if item.cause is None else title_of(item.cause)),
+        Shown(
+            "GPUs",
+            lambda item: gpu_words([gpu["gpu"] for gpu in item.gpus if gpu["slow"]]),
+            classes="opt",
+        ),
+        Shown("GPU-hours", lambda item: hours(item.cost_gpu_hours), classes="num opt"),
+        Shown("Received", lambda item: ago(item.received_at, now), classes="num"),
     )
 
 
-def _sessions_title(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
-    if not sessions:
-        return "No session"
-    return f"Named by a cause in {count(len(slow))} of {plural(len(sessions), 'session')}"
+_JOBS: Final[tuple[Shown[HostJob], ...]] = (
+    Shown("Job", lambda item: html.link(job_url(item.job), item.job), of_cells="grow"),
+    Shown("GPUs", lambda item: gpu_words(item.gpus) or "none"),
+    Shown("Most", lambda item: html.slowdown(item.slowdown_worst), classes="num"),
+    Shown(
+        "Sessions",
+        lambda item: f"{count(item.slow_sessions)} of {count(item.sessions)}",
+        classes="num",
+    ),
+    Shown("Lost", lambda item: hours(item.cost_gpu_hours), classes="num"),
+)
 
 
-def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:
-    by_job: dict[str, list[HostSession]] = {}
-    for session in sessions:
-        by_job.setdefault(session.job, []).append(session)
-    ranked = sorted(by_job.items(), key=lambda item: (-_cost(item[1]), item[0]))
-    lines = []
-    for job, own in ranked:
-        slow = [session for session in own if session.cause]
-        worst = max(session.slowdown for session in own)
-        lines.append(
-            JobLine(
-                job=job,
-                url=f"/jobs/{quote(job)}",
-                gpus=gpu_words(_gpus(slow, slow=True)) or "none",
-                slowdown=times(worst),
-                color=heat_color(worst),
-                sessions=f"{count(len(slow))} of {count(len(own))}",
-                cost=hours(_cost(own)),
-            )
-        )
-    return lines
-
-
-def _jobs_title(sessions: Sequence[HostSession], jobs: Sequence[JobLine]) -> str:
-    slow = len({session.job for session in sessions if session.cause})
+def _jobs_title(jobs: Sequence[HostJob]) -> str:
+    slow = sum(job.slow_sessions > 0 for job in jobs)
     if len(jobs) == 1:
         return "It slowed its only job" if slow else "It did not slow its only job"
     return f"It slowed {count(slow) if slow else 'none'} of its {plural(len(jobs), 'job')}"
 
 
-def _repair(repair: Repair) -> RepairLine:
-    judged = repair.judged
-    known = judged.before is not None and judged.after is not None
+def _work(repair: Repair) -> Markup:
+    what = repair.what if repair.gpu is None else f"{named_gpus([repair.gpu])}: {repair.what}"
+    return html.join((what, html.element("span", repair.by, class_="note by")))
+
+
+def _effect(repair: Repair) -> Markup:
     marks = {Outcome.HELPED: "resolved", Outcome.NO_HELP: "warn", Outcome.WORSE: "warn"}
-    return RepairLine(
-        at=repair.at,
-        what=repair.what if repair.gpu is None else f"{named_gpus([repair.gpu])}: {repair.what}",
-        by=repair.by,
-        outcome=outcome_words(judged),
-        mark=marks.get(judged.outcome, ""),
-        levels=f"{times(judged.before or 0)} → {times(judged.after or 0)}" if known else "",
+    words, mark = outcome_words(repair.judged), marks.get(repair.outcome)
+    before, after = repair.slowdown_before, repair.slowdown_after
+    levels = "" if before is None or after is None else f"{times(before)} → {times(after)}"
+    return html.join(
+        (
+            html.glyph(mark, words) if mark else words,
+            html.element("span", levels, class_="note by") if levels else "",
+        )
     )
 
 
@@ -361,16 +335,9 @@ def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
     return cordon_commands(host, f"Paceline: slow in {plural(len(at_fault), 'session')}")
 
 
-def _incident(incident: HostIncident, now: datetime) -> IncidentLine:
-    ended = incident.resolved_at or now
-    return IncidentLine(
-        url=f"/incidents/{incident.id}",
-        job=incident.job,
-        cause=title_of(incident.cause),
-        state=STATES[incident.state],
-        fired_at=incident.fired_at,
-        lasted=age((ended - incident.fired_at).total_seconds()),
-    )
+def _job_and_cause(incident: HostIncident) -> Markup:
+    job = html.element("a", incident.job, class_="within", href=f"/incidents/{incident.id}")
+    return html.join((job, " ", html.note(title_of(incident.cause))))
 
 
 # Labels of a probe's outcome: for a host, and shorter ones for a device.
@@ -435,11 +402,6 @@ def probe_part(view: ProbeView | None, repairs: Sequence[Repair], csv: str) -> P
             csv=f"{csv}/probes.csv",
         ),
     )
-
-
-def probes_csv(rows: Sequence[ProbeRow]) -> Table:
-    """Return the table of a host's probed devices, latest probe first."""
-    return Table.of(ProbeRow, rows)
 
 
 def _title(view: ProbeView) -> str:

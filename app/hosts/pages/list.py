@@ -1,21 +1,22 @@
-"""Page of hosts: blamed hosts by cost, hosts that only look slow; texts and CSV files of hosts."""
+"""Page of hosts: blamed hosts by cost, slow hosts without blame; texts and CSV files of hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
 from markupsafe import Markup
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.hosts.costs import HOSTS, HostRow, Hosts, HostSums, Show, Totals
-from app.hosts.detail import HostIncident, HostSession, HostView
+from app.hosts.detail import HostIncident, HostJob, HostSession, HostView, jobs_of
 from app.hosts.places import Move
 from app.hosts.repairs import ENOUGH, Judged, Outcome, Repair
-from app.pulse.advance import HostNow, HostRank
+from app.pulse.advance import HostNotice, HostNow, HostRank
 from app.web import html, moments
 from app.web.format import (
     EN_DASH,
@@ -36,6 +37,8 @@ from app.web.time_ranges import MONTH, Range, RangeChoices, range_choices
 FIRING: Final = StateLabel("firing", "Firing", 0)
 SLOW_NOW: Final = StateLabel("slow", "Slow", 1)
 IN_SERVICE: Final = StateLabel("ok", "In service", 2, quiet=True)
+
+SLOWDOWN: Final = "Slowdown of the job if only its slowest worker there were as recorded"
 
 # Number of consecutive GPUs from which on they are written as a range.
 _RANGE_FROM: Final = 3
@@ -86,16 +89,6 @@ def named_gpus(gpus: Sequence[str]) -> str:
     return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_words(gpus)}"
 
 
-def gpu_key(gpu: Mapping[str, Any]) -> str:
-    """Return the key of a GPU: its UUID if known, else its number, which may change."""
-    return str(gpu.get("uuid") or gpu["gpu"])
-
-
-def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
-    """Return the name of each GPU in its latest session, by `gpu_key`."""
-    return {gpu_key(gpu): gpu["gpu"] for session in reversed(sessions) for gpu in session.gpus}
-
-
 def outcome_words(judged: Judged) -> str:
     """Return the effect of a repair in a word or two."""
     if judged.outcome is Outcome.OPEN:
@@ -129,13 +122,14 @@ class HostsPage:
     alike: Drawn
 
 
-def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
+def hosts_page(hosts: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
     """Return the page of hosts."""
-    totals, rows = found.totals, found.page.rows
+    totals, rows = hosts.totals, hosts.page.rows
     firing = sum(row.firing for row in rows)
-    shown = _columns(found.now)
+    shown, page = _columns(hosts.now), hosts.page
+    part = "" if page.pages == 1 else f"; {count(page.first)} to {count(page.last)}"
     return HostsPage(
-        now=found.now,
+        now=hosts.now,
         title=f"Hosts: {count(totals.blamed)} blamed",
         heading=_heading(totals, about),
         states=[(state_of(firing=True, slow=True), f"{count(firing)} firing")] if firing else [],
@@ -151,21 +145,22 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         ],
         choices=_choices(totals, show, address),
         range=range_choices(about, with_all=True),
-        list_title=_list_title(found, show),
-        list_note=_list_note(found, about),
+        list_title=_list_title(hosts, show),
+        list_note=f"GPU-hours in {about.words}, each verdict until its job’s next session, at most "
+        f"6 h{part}",
         table=drawn(
             shown,
             rows,
             csv=replace(address, path="/hosts.csv").but(page=None),
             classes="fleet hosts",
             headings=sorted_by(HOSTS, shown, address),
-            pager=pager(found.page, address),
+            pager=pager(page, address),
         ),
         nothing=_nothing(show, words, about),
-        alike_title=_alike_title(found.look_alikes),
+        alike_title=_alike_title(hosts.look_alikes),
         alike=drawn(
             _ALIKE,
-            found.look_alikes,
+            hosts.look_alikes,
             csv=Address("/hosts-not-blamed.csv", about.parameters(default=MONTH)).but(),
             classes="plain alike",
         ),
@@ -205,18 +200,11 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
     ]
 
 
-def _list_title(found: Hosts, show: Show) -> str:
-    total = plural(found.page.total, "host")
+def _list_title(hosts: Hosts, show: Show) -> str:
+    total = plural(hosts.page.total, "host")
     if show is Show.BLAMED:
-        return f"{total} slow more than once" if found.page.total else "No host is blamed"
+        return f"{total} slow more than once" if hosts.page.total else "No host is blamed"
     return f"{total} with a repair" if show is Show.REPAIRED else total
-
-
-def _list_note(found: Hosts, about: Range) -> str:
-    text = f"GPU-hours in {about.words}, each verdict until its job’s next session, at most 6 h"
-    if found.page.pages == 1:
-        return text
-    return f"{text}; {count(found.page.first)} to {count(found.page.last)}"
 
 
 def _nothing(show: Show, words: str, about: Range) -> str:
@@ -249,7 +237,7 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
             "Now",
             lambda row: html.slowdown(row.slowdown_now),
             classes="num",
-            hint="Slowdown of the job if only its slowest worker there were as recorded",
+            hint=SLOWDOWN,
         ),
         Shown(
             "GPUs",
@@ -338,44 +326,6 @@ _ALIKE: Final[tuple[Shown[HostSums], ...]] = (
 )
 
 
-def alike_csv(found: Hosts) -> Table:
-    """Return the table of hosts that look slow but are not blamed."""
-    return Table.of(HostSums, found.look_alikes)
-
-
-def jobs_csv(view: HostView) -> Table:
-    """Return the table of jobs that ran on a host."""
-    by_job: dict[str, list[HostSession]] = {}
-    for session in view.sessions:
-        by_job.setdefault(session.job, []).append(session)
-    return Table(
-        ("job", "sessions", "slow_sessions", "slowdown_worst", "cost_gpu_hours"),
-        (
-            (
-                *(job, len(own), sum(session.cause is not None for session in own)),
-                *(max(session.slowdown for session in own), sum(session.cost for session in own)),
-            )
-            for job, own in sorted(by_job.items())
-        ),
-    )
-
-
-def sessions_csv(view: HostView) -> Table:
-    """Return the table of a host's sessions, newest first."""
-    return Table(
-        ("received_at", "job", "session", "ranks", "workers", "slowdown", "computing", "cause",
-         "cost_gpu_hours"),
-        (
-            (
-                *(session.received_at.isoformat(), session.job, session.number, session.ranks),
-                *(session.workers, session.slowdown, session.computing, session.cause),
-                session.cost,
-            )
-            for session in view.sessions
-        ),
-    )  # fmt: skip
-
-
 def gpus_csv(view: HostView) -> Table:
     """Return the table of a host's GPUs in each session."""
     return Table(
@@ -383,9 +333,8 @@ def gpus_csv(view: HostView) -> Table:
          "named_by_a_cause"),
         (
             (
-                *(session.received_at.isoformat(), session.job, session.number),
-                *(gpu["gpu"], gpu.get("uuid"), gpu["slowdown"], gpu["computing"]),
-                str(gpu["slow"]).lower(),
+                *(session.received_at, session.job, session.number),
+                *(gpu["gpu"], gpu.get("uuid"), gpu["slowdown"], gpu["computing"], gpu["slow"]),
             )
             for session in view.sessions
             for gpu in session.gpus
@@ -393,32 +342,16 @@ def gpus_csv(view: HostView) -> Table:
     )  # fmt: skip
 
 
-def moves_csv(view: HostView) -> Table:
-    """Return the table of moves of GPUs to and from a host."""
-    return Table.of(Move, view.moves)
-
-
-def repairs_csv(view: HostView) -> Table:
-    """Return the table of a host's repairs."""
-    return Table(
-        ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
-        (
-            (
-                *(repair.at.isoformat(), repair.gpu, repair.what, repair.by),
-                *(repair.judged.outcome, repair.judged.before, repair.judged.after),
-            )
-            for repair in view.repairs
-        ),
-    )
-
-
 # File name → function that returns the file's table, given a host.
 EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
-    "sessions": sessions_csv,
+    "sessions": lambda view: Table.of(HostSession, view.sessions),
     "gpus": gpus_csv,
-    "moves": moves_csv,
-    "repairs": repairs_csv,
-    "jobs": jobs_csv,
+    "moves": lambda view: Table.of(Move, view.moves),
+    "repairs": lambda view: Table.of(
+        *(Repair, view.repairs, "at", "gpu", "what", "by"),
+        *("outcome", "slowdown_before", "slowdown_after"),
+    ),
+    "jobs": lambda view: Table.of(HostJob, sorted(jobs_of(view.sessions), key=attrgetter("job"))),
     "incidents": lambda view: Table.of(HostIncident, view.incidents),
 }
 
@@ -437,11 +370,11 @@ class HostLive:
     notices_title: str
 
 
-def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
+def host_live(live: HostNow, csv: str, now: datetime) -> HostLive:
     """Return the live part of a host's page."""
-    number, open_now = len(found.ranks), sum(notice.cleared_at is None for notice in found.notices)
+    number, open_now = len(live.ranks), sum(notice.cleared_at is None for notice in live.notices)
     return HostLive(
-        drawn(_RANKS, found.ranks, csv=f"{csv}/pulse.csv") if found.ranks else None,
+        drawn(_RANKS, live.ranks, csv=f"{csv}/pulse.csv") if live.ranks else None,
         f"{plural(number, 'rank')} among the slowest now" if number else "",
         drawn(
             (
@@ -463,28 +396,22 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
                     of_cells="grow",
                 ),
             ),
-            found.notices,
+            live.notices,
             csv=f"{csv}/notices.csv",
         )
-        if found.notices
+        if live.notices
         else None,
-        f"{plural(len(found.notices), 'notice')} of its ranks, {count(open_now)} open",
+        f"{plural(len(live.notices), 'notice')} of its ranks, {count(open_now)} open",
     )
 
 
-def ranks_csv(found: HostNow) -> Table:
-    """Return the table of a host's ranks that are currently among the slowest of their job."""
-    header = ("job", "rank", "gpu", "ratio", "step_s")
-    return Table(header, ([getattr(rank, name) for name in header] for rank in found.ranks))
-
-
-def notices_csv(found: HostNow) -> Table:
-    """Return the table of notices about a host, newest first."""
-    header = ("job", "noticed_at", "cleared_at", "sentence")
-    return Table(header, ([getattr(notice, name) for name in header] for notice in found.notices))
-
-
-FILES: Final = {"pulse": ranks_csv, "notices": notices_csv}
+# File name → function that returns the file's table, given the live pulses of a host.
+FILES: Final[Mapping[str, Callable[[HostNow], Table]]] = {
+    "pulse": lambda now: Table.of(HostRank, now.ranks, "job", "rank", "gpu", "ratio", "step_s"),
+    "notices": lambda now: Table.of(
+        HostNotice, now.notices, "job", "noticed_at", "cleared_at", "sentence"
+    ),
+}
 
 _RANKS: Final[tuple[Shown[HostRank], ...]] = (
     Shown("Job", lambda rank: html.link(job_url(rank.job), rank.job), of_cells="grow"),

@@ -10,19 +10,19 @@ from fastapi.responses import Response
 from app.access.guard import Here
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
-from app.hosts.costs import PAGE, Hosts, Show, Span
+from app.hosts.costs import PAGE, Hosts, HostSums, Show, Span
 from app.hosts.detail import host_view, unrecorded
 from app.hosts.listed import HEADER, hosts_file, list_hosts
-from app.hosts.pages.host import host_page, probe_part, probes_csv
-from app.hosts.pages.list import EXPORTS, FILES, alike_csv, host_live, hosts_page
-from app.hosts.probes import latest_probe, probes_of
+from app.hosts.pages.host import host_page, probe_part
+from app.hosts.pages.list import EXPORTS, FILES, host_live, hosts_page
+from app.hosts.probes import ProbeRow, latest_probe, probes_of
 from app.platform.database.unit_of_work import Reads
 from app.pulse.advance import host_now
 from app.web.addresses import server_address
 from app.web.links import Address, host_url, page_number
 from app.web.lists import PageRequest
 from app.web.pages import Pages
-from app.web.tables import Written, csv_file, one_of
+from app.web.tables import Table, Written, csv_file, one_of
 from app.web.time_ranges import MONTH, Range, TimeQueryParam
 
 # Largest length of a search text; a longer text matches no host.
@@ -46,10 +46,10 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about, words = time.about(MONTH), q[:MAX_WORDS].strip()
         with pages.reading(container) as (tx, nav):
-            found = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
+            hosts = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
         request = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
-        shown = hosts_page(found, about, _show(show), words, Address("/hosts", request))
-        return pages.render("hosts/list.html", nav, page=shown, now=found.now)
+        shown = hosts_page(hosts, about, _show(show), words, Address("/hosts", request))
+        return pages.render("hosts/list.html", nav, page=shown, now=hosts.now)
 
     @routes.get("/hosts.csv")
     def hosts_file_route(
@@ -63,8 +63,8 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/hosts-not-blamed.csv")
     def alike_file_route(container: Here, time: TimeQueryParam) -> Response:
         with container.reading() as tx:
-            found = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
-        return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
+            hosts = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
+        return csv_file("paceline-hosts-not-blamed.csv", Table.of(HostSums, hosts.look_alikes))
 
     @routes.get("/hosts/{host}")
     def host_route(request: Request, container: Here, host: str, time: TimeQueryParam) -> Response:
@@ -92,7 +92,9 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     def host_file_route(container: Here, host: str, name: str, time: TimeQueryParam) -> Response:
         if name == "probes":
             with container.reading() as tx:
-                return csv_file(f"paceline-host-{name}.csv", probes_csv(probes_of(tx, host)))
+                return csv_file(
+                    f"paceline-host-{name}.csv", Table.of(ProbeRow, probes_of(tx, host))
+                )
         if name in FILES:
             with container.reading() as tx:
                 running = host_now(tx, host)

@@ -42,16 +42,18 @@ def compare_url(before: uuid.UUID, after: uuid.UUID) -> str:
 
 
 def around_moment(points: Sequence[TimePoint], at: datetime) -> str:
-    """Return the address of the comparison of the sessions before and after a time; "" if none.
+    """Return the address of the comparison of the sessions before and after a time.
+
+    The address is empty if there is no session before or after the time.
 
     Parameters
     ----------
     points : sequence of TimePoint
         Oldest first; sessions without a verdict are skipped.
     """
-    known = [point for point in points if point.slowdown is not None]
-    before = [point for point in known if point.received_at < at]
-    after = [point for point in known if point.received_at >= at]
+    measured = [point for point in points if point.slowdown is not None]
+    before = [point for point in measured if point.received_at < at]
+    after = [point for point in measured if point.received_at >= at]
     return compare_url(before[-1].id, after[0].id) if before and after else ""
 
 
@@ -120,18 +122,18 @@ _STEP: Final = Panel("seconds a step", lambda point: point.step_time_s, seconds)
 _TOKENS: Final = Panel("tokens a second", lambda point: point.tokens_per_s, lambda v: f"{v:,.0f}")
 
 
-def panels_of(found: JobAxis) -> int:
+def panels_of(history: JobAxis) -> int:
     """Return the number of panels of the figure."""
-    return 1 + len(known_panels(found))
+    return 1 + len(known_panels(history))
 
 
-def axis_figure(found: JobAxis) -> Figure:
+def axis_figure(history: JobAxis) -> Figure:
     """Return the figure of a job's slowdown, step time, cost and tokens over time, with marks."""
-    panels = known_panels(found)
+    panels = known_panels(history)
     count = 1 + len(panels)
     height = height_of(count)
     layout = base_layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
-    span = span_of(found)
+    span = span_of(history)
     layout |= {
         "hovermode": "closest",
         "xaxis": axis(
@@ -143,7 +145,7 @@ def axis_figure(found: JobAxis) -> Figure:
         ),
         "yaxis": axis(range=[-1, 1], domain=[1 - _MARKS_SHARE, 1], showticklabels=False),
         "yaxis2": axis(
-            range=[0.98, 1 + (top_of(found.points) - 1) * 1.1],
+            range=[0.98, 1 + (top_of(history.points) - 1) * 1.1],
             domain=domain_of(0, height),
             showgrid=True,
             nticks=4,
@@ -154,11 +156,11 @@ def axis_figure(found: JobAxis) -> Figure:
         "annotations": [_unit("slowdown", 0, height)],
     }
     level_at_one = level(1.0, BASE)
-    layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(found)]
+    layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(history)]
     # Computed once for all panels, since formatting times is slow.
-    at = [_x(point.received_at) for point in found.points]
-    urls = [f"/sessions/{point.id}" for point in found.points]
-    data: list[Figure] = [_slowdown(found.points, at, urls)]
+    at = [_x(point.received_at) for point in history.points]
+    urls = [f"/sessions/{point.id}" for point in history.points]
+    data: list[Figure] = [_slowdown(history.points, at, urls)]
     for place, panel in enumerate(panels, start=1):
         name = place + 2
         layout[f"yaxis{name}"] = axis(
@@ -170,15 +172,15 @@ def axis_figure(found: JobAxis) -> Figure:
             tickformat="~s" if panel is _TOKENS else ",~g",
         )
         layout["annotations"].append(_unit(panel.unit, place, height))
-        data.append(_line(found.points, at, urls, panel=panel, name=f"y{name}"))
+        data.append(_line(history.points, at, urls, panel=panel, name=f"y{name}"))
     # Distance between panels for the lowest label of the panel above, half of which is below its
     # axis.
     layout["xaxis"] |= {"anchor": f"y{count + 1}", "ticklabelstandoff": 6}
-    data.append(_marks(found.marks))
+    data.append(_marks(history.marks))
     return {"data": data, "layout": layout}
 
 
-def mark_rows(found: JobAxis) -> list[MarkRow]:
+def mark_rows(history: JobAxis) -> list[MarkRow]:
     """Return the marks as a table shows them, newest first."""
     return [
         MarkRow(
@@ -191,18 +193,18 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
             # The page of an incident has a comparison of its own.
             compare_url=""
             if mark.kind is MarkKind.INCIDENT
-            else around_moment(found.points, mark.at),
+            else around_moment(history.points, mark.at),
         )
-        for mark in found.marks
+        for mark in history.marks
     ]
 
 
-def known_panels(found: JobAxis) -> list[Panel]:
+def known_panels(history: JobAxis) -> list[Panel]:
     """Return the panels below the slowdown that have a value in any session."""
     return [
         panel
         for panel in (_STEP, LOST, _TOKENS)
-        if any(panel.value(point) is not None for point in found.points)
+        if any(panel.value(point) is not None for point in history.points)
     ]
 
 
@@ -221,9 +223,9 @@ def _unit(text: str, place: int, height: float) -> Figure:
     return corner(text) | {"y": domain_of(place, height)[1]}
 
 
-def span_of(found: JobAxis) -> tuple[datetime, datetime] | None:
+def span_of(history: JobAxis) -> tuple[datetime, datetime] | None:
     """Return the period that the figure shows, with a margin; None without sessions and marks."""
-    moments = [point.received_at for point in found.points] + [mark.at for mark in found.marks]
+    moments = [point.received_at for point in history.points] + [mark.at for mark in history.marks]
     if not moments:
         return None
     first, last = min(moments), max(moments)
@@ -323,10 +325,10 @@ def _marks(marks: Sequence[Mark]) -> Figure:
     }
 
 
-def _lines(found: JobAxis) -> list[Figure]:
+def _lines(history: JobAxis) -> list[Figure]:
     """Return the vertical lines of marks and of lasting changes through all panels."""
-    at = [(mark.at, "1px,3px") for mark in found.marks[:_MOST_LINES]]
-    at += [(change.at, "4px,3px") for change in found.changes]
+    at = [(mark.at, "1px,3px") for mark in history.marks[:_MOST_LINES]]
+    at += [(change.at, "4px,3px") for change in history.changes]
     return [
         {
             "type": "line",
@@ -384,17 +386,17 @@ class FirstPanel:
     dots: tuple[tuple[str, str], ...]  # color, SVG path of all dots of that color
 
 
-def first_axis(found: JobAxis) -> tuple[FirstPanel, ...]:
+def first_axis(history: JobAxis) -> tuple[FirstPanel, ...]:
     """Return the panels as SVG; empty without sessions and marks."""
-    span = span_of(found)
+    span = span_of(history)
     if span is None:
         return ()
-    panels = known_panels(found)
+    panels = known_panels(history)
     height = height_of(1 + len(panels))
-    size = ceil(len(found.points) / MOST_POINTS) or 1
+    size = ceil(len(history.points) / MOST_POINTS) or 1
     points = [
-        max(found.points[begin : begin + size], key=lambda point: point.slowdown or 0.0)
-        for begin in range(0, len(found.points), size)
+        max(history.points[begin : begin + size], key=lambda point: point.slowdown or 0.0)
+        for begin in range(0, len(history.points), size)
     ]
     first, last = span
     at = [WIDTH * ((point.received_at - first) / (last - first)) for point in points]
@@ -406,17 +408,17 @@ def first_axis(found: JobAxis) -> tuple[FirstPanel, ...]:
             f"slowdown, {_from_to([times(value) for value in _sorted(slowdowns)])}",
             at,
             values=slowdowns,
-            limits=(0.98, 1 + (top_of(found.points) - 1) * 1.1),
+            limits=(0.98, 1 + (top_of(history.points) - 1) * 1.1),
             colored=True,
         )
     ]
     for place, panel in enumerate(panels, start=1):
         values = [panel.value(point) for point in points]
-        known = _sorted(values)
-        room = _ROOM * (known[-1] - known[0]) or abs(known[0]) * _ROOM or 1.0
-        low = 0.0 if panel is LOST else known[0] - room
-        words = f"{panel.unit}, {_from_to([panel.text(value) for value in known])}"
-        limits = (low, known[-1] + room)
+        ordered = _sorted(values)
+        room = _ROOM * (ordered[-1] - ordered[0]) or abs(ordered[0]) * _ROOM or 1.0
+        low = 0.0 if panel is LOST else ordered[0] - room
+        words = f"{panel.unit}, {_from_to([panel.text(value) for value in ordered])}"
+        limits = (low, ordered[-1] + room)
         drawn.append(_panel(place, height, words, at, values=values, limits=limits))
     return tuple(drawn)
 

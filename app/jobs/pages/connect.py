@@ -60,14 +60,21 @@ class Arriving:
 
 
 def arriving(
-    server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
+    server: str, status: InstallationStatus, arrivals: Arrivals, *, guarded: bool
 ) -> Arriving:
     """Return the steps of connecting a first job and their state."""
-    checks = [Check("done", "Server answers", value=server), _workers(status)]
-    if guarded:
-        checks.append(_token(found))
-    if found.refused is not None:
-        code, at = found.refused.code, found.refused.at
+    checks = [Check("done", "Server answers", value=server)]
+    if alive := sum(worker.alive for worker in status.workers):
+        checks.append(Check("done", "Workers ready", value=f"{alive} of {len(status.workers)}"))
+    else:
+        checks.append(Check("warn", "No worker is ready", "Sessions wait until one starts."))
+    if guarded and arrivals.token_at is None:
+        how = f"paceline token create --project {arrivals.project} --scope ingest NAME"
+        checks.append(Check("warn", "No token has the scope ingest", f"Create one: {how}"))
+    elif guarded:
+        checks.append(Check("done", "Token created, scope ingest", at=arrivals.token_at))
+    if arrivals.refused is not None:
+        code, at = arrivals.refused.code, arrivals.refused.at
         if code in _REFUSALS:
             checks.append(Check("warn", "A sender was refused", _REFUSALS[code], at=at))
         else:
@@ -81,17 +88,3 @@ def arriving(
         first = to_fix[0].words
         title = f"To fix: {first[:1].lower()}{first[1:]}{more}"
     return Arriving(title, tuple(checks))
-
-
-def _workers(status: InstallationStatus) -> Check:
-    alive = sum(worker.alive for worker in status.workers)
-    if alive:
-        return Check("done", "Workers ready", value=f"{alive} of {len(status.workers)}")
-    return Check("warn", "No worker is ready", "Sessions wait until one starts.")
-
-
-def _token(found: Arrivals) -> Check:
-    if found.token_at is None:
-        how = f"paceline token create --project {found.project} --scope ingest NAME"
-        return Check("warn", "No token has the scope ingest", f"Create one: {how}")
-    return Check("done", "Token created, scope ingest", at=found.token_at)

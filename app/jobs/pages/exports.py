@@ -10,10 +10,10 @@ from app.analysis.budget.split import Losses
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.replay.metrics import STRAGGLING
 from app.jobs.current import Moment
-from app.jobs.fleet import FileJob, Place, heard_jobs, silent_jobs
+from app.jobs.fleet import FileJob, Place, jobs_with_data, silent_jobs
 from app.jobs.pages.query import FleetQuery
 from app.jobs.pages.tables import named_cause, reason_words, where_words
-from app.jobs.time_axis import JobAxis
+from app.jobs.time_axis import JobAxis, Mark
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.pulse.follow import LiveStep
@@ -28,7 +28,7 @@ _LIVE: Final = ("live_step_s", "live_change", "live_suspicions")
 BATCH: Final = 2000
 
 
-def sessions_csv(found: JobAxis) -> Table:
+def sessions_csv(axis: JobAxis) -> Table:
     """Return the table of a job's sessions, oldest first."""
     header = ("session", "attempt", "received_at", "slowdown", "slowdown_low", "slowdown_high")
     return Table(
@@ -45,7 +45,7 @@ def sessions_csv(found: JobAxis) -> Table:
             (
                 point.number,
                 point.attempt,
-                point.received_at.isoformat(),
+                point.received_at,
                 point.slowdown,
                 point.low,
                 point.high,
@@ -56,26 +56,14 @@ def sessions_csv(found: JobAxis) -> Table:
                 point.cause,
                 *_lost(point.losses),
             )
-            for point in found.points
+            for point in axis.points
         ),
     )
 
 
-def marks_csv(found: JobAxis) -> Table:
+def marks_csv(axis: JobAxis) -> Table:
     """Return the table of a job's marks, newest first."""
-    return Table(
-        ("at", "until", "kind", "what", "by"),
-        (
-            (
-                mark.at.isoformat(),
-                None if mark.until is None else mark.until.isoformat(),
-                mark.kind.value,
-                mark.words,
-                mark.author,
-            )
-            for mark in found.marks
-        ),
-    )
+    return Table.of(Mark, axis.marks, "at", "until", "kind", "what", "by")
 
 
 def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
@@ -127,12 +115,12 @@ def moment_of(tx: Reads, about: Range) -> Moment:
     return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
-def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
+def _jobs_with_data(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
     """Return the jobs with data in the period, each batch read in its own transaction."""
     for number in count(1):
         page = PageRequest(query.sort, number, BATCH)
         with container.reading() as tx:
-            jobs = heard_jobs(tx, moment_of(tx, about), query.filtered, page)
+            jobs = jobs_with_data(tx, moment_of(tx, about), query.filtered, page)
         yield from jobs
         if len(jobs) < BATCH:
             return
@@ -154,6 +142,6 @@ def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[F
 
 # File name → function that reads its jobs.
 FLEET: Final[Mapping[str, Callable[[Container, Range, FleetQuery], Iterator[FileJob]]]] = {
-    "jobs": _heard,
+    "jobs": _jobs_with_data,
     "silent": _silent,
 }

@@ -13,10 +13,17 @@ from markupsafe import Markup
 from app.analysis.budget.split import Part, Shares
 from app.analysis.wording import hours
 from app.incidents.pages.parts import STATES
-from app.jobs.current import FLEET, Show
+from app.jobs.current import FLEET, Loss, Show
 from app.jobs.fleet import FleetView, Group
 from app.jobs.pages.query import FilterBar, FleetQuery, filter_bar
-from app.jobs.pages.tables import SessionLine, job_attributes, job_columns, job_line, silent_columns
+from app.jobs.pages.tables import (
+    LOSS_WORDS,
+    SessionLine,
+    job_attributes,
+    job_columns,
+    job_line,
+    silent_columns,
+)
 from app.jobs.time_axis import TimePoint
 from app.pulse.follow import LiveStep
 from app.web import html
@@ -44,15 +51,15 @@ class LiveJobs:
     unrecorded_more: int
 
 
-def live_jobs(found: Sequence[LiveStep]) -> LiveJobs:
+def live_jobs(steps: Sequence[LiveStep]) -> LiveJobs:
     """Return the live jobs of the fleet's page."""
-    suspected = sum(bool(step.suspicions) for step in found)
-    words = f"{count(len(found))} live" if found else ""
+    suspected = sum(bool(step.suspicions) for step in steps)
+    words = f"{count(len(steps))} live" if steps else ""
     if suspected:
         words += f", {count(suspected)} suspected"
-    without = [step for step in found if not step.recorded]
+    without = [step for step in steps if not step.recorded]
     return LiveJobs(
-        {step.job: step for step in found},
+        {step.job: step for step in steps},
         words,
         [(step.job, job_url(step.job), words_of(step)) for step in without[:_NAMED]],
         max(0, len(without) - _NAMED),
@@ -97,7 +104,7 @@ def _change(live: LiveStep) -> str:
 NAMED_SHARE: Final = 0.3
 # Largest number of silent jobs with which their list is open on the page.
 SILENT_OPEN: Final = 10
-# Least amount that is written; smaller amounts would read 0.0 GPU-hours.
+# Least loss in GPU-hours that a text names; a smaller one would read 0.0 GPU-hours.
 _LEAST: Final = 0.05
 # Relative tolerance for comparisons of floating-point sums.
 _NEARLY: Final = 1 + 1e-6
@@ -106,7 +113,7 @@ EMPTY: Final = "The archive is empty"
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page; `jobs` have data in the chosen period, `silent` jobs count nowhere else."""
+    """The fleet page; `jobs` have data in the chosen period, `silent` jobs are in no sum."""
 
     now: datetime
     title: str
@@ -128,7 +135,7 @@ class FleetPage:
 
 
 def fleet_page(
-    found: FleetView, query: FleetQuery, about: Range, running: Sequence[LiveStep] = ()
+    view: FleetView, query: FleetQuery, about: Range, running: Sequence[LiveStep] = ()
 ) -> FleetPage:
     """Return the fleet page.
 
@@ -137,13 +144,14 @@ def fleet_page(
     running : sequence of LiveStep
         Jobs with a live pulse.
     """
-    groups = found.groups
-    heard = [group for group in groups if group.heard]
-    silent = found.silent.total
+    groups = view.groups
+    with_data = [group for group in groups if group.has_data]
+    silent = view.silent.total
     words: Counter[StateLabel] = Counter()
-    for group in heard:
-        words[_state_label(group)] += group.matching
-    finished = sum(group.matching for group in groups if group.finished and not group.heard)
+    for group in with_data:
+        label = FINISHED_STATE if group.finished else job_state(group.state, slow=group.slow)
+        words[label if group.incident is None else STATES[group.incident]] += group.matching
+    finished = sum(group.matching for group in groups if group.finished and not group.has_data)
     words[FINISHED_STATE] += finished
     states = [
         (state, f"{count(number)} {state.word.lower()}")
@@ -152,19 +160,19 @@ def fleet_page(
     ]
     if silent > finished:
         states.append((SILENT_STATE, f"{count(silent - finished)} silent"))
-    address, page, quiet = query.address(about), found.page, found.silent
+    address, page, quiet = query.address(about), view.page, view.silent
     live = live_jobs(running)
-    shown, jobs = job_columns(found.now, query, address), sum(group.jobs for group in heard)
+    shown, jobs = job_columns(view.now, query, address), sum(group.jobs for group in with_data)
     if any(job.name in live.by_name for job in page.rows):
         shown = (*shown[:-1], LIVE, shown[-1])
     return FleetPage(
-        now=found.now,
-        title=f"Fleet: {_short(heard, silent)}",
-        heading=_heading(found, about),
-        lost_to=_lost_to(heard),
+        now=view.now,
+        title=f"Fleet: {_short(with_data, silent)}",
+        heading=_heading(view, about),
+        lost_to=_lost_to(with_data),
         states=tuple(states),
         tabs=query.tabs(about),
-        bar=filter_bar(query, about, found),
+        bar=filter_bar(query, about, view),
         jobs=drawn(
             shown,
             [replace(job_line(job), live=live.by_name.get(job.name)) for job in page.rows],
@@ -174,10 +182,10 @@ def fleet_page(
             pager=pager(page, address),
             attributes=job_attributes,
         ),
-        list_title=_list_title(found, jobs),
-        nothing="" if page.rows else _nothing(found, jobs),
+        list_title=_list_title(view, jobs),
+        nothing="" if page.rows else _nothing(view, jobs),
         silent=drawn(
-            silent_columns(found.now),
+            silent_columns(view.now),
             [
                 replace(
                     job_line(job),
@@ -199,7 +207,7 @@ def fleet_page(
             ),
             attributes=job_attributes,
         ),
-        silent_title=_silent_title(found, about),
+        silent_title=_silent_title(view, about),
         silent_open=silent <= SILENT_OPEN or query.filtered.narrowed or quiet.number > 1,
         range=range_choices(about),
         archived=query.archived,
@@ -211,73 +219,65 @@ def fleet_page(
     )
 
 
-def _state_label(group: Group) -> StateLabel:
-    if group.incident is not None:
-        return STATES[group.incident]
-    if group.finished:
-        return FINISHED_STATE
-    return job_state(group.state, slow=group.slow)
-
-
-def _short(heard: Sequence[Group], silent: int) -> str:
-    if matching := sum(group.matching for group in heard):
-        slow = sum(group.matching for group in heard if group.slow)
+def _short(with_data: Sequence[Group], silent: int) -> str:
+    if matching := sum(group.matching for group in with_data):
+        slow = sum(group.matching for group in with_data if group.slow)
         return f"{count(slow)} of {plural(matching, 'job')} slow"
     if silent:
         return plural(silent, "silent job")
-    return "no job matches" if heard else "no job yet"
+    return "no job matches" if with_data else "no job yet"
 
 
-def _list_title(found: FleetView, jobs: int) -> str:
-    matching = found.page.total
+def _list_title(view: FleetView, jobs: int) -> str:
+    matching = view.page.total
     of_all = "" if matching == jobs else f" of {count(jobs)}"
-    if found.page.pages == 1:
+    if view.page.pages == 1:
         return f"{count(matching)}{of_all} {'job' if matching == 1 and not of_all else 'jobs'}"
-    first, last = found.page.first, found.page.last
-    found_ = "" if matching == jobs else " found"
-    return f"Jobs {count(first)} to {count(last)} of {count(matching)}{found_}"
+    first, last = view.page.first, view.page.last
+    suffix = "" if matching == jobs else " found"
+    return f"Jobs {count(first)} to {count(last)} of {count(matching)}{suffix}"
 
 
-def _nothing(found: FleetView, jobs: int) -> str:
-    if found.filters.narrowed and not found.silent.rows:
+def _nothing(view: FleetView, jobs: int) -> str:
+    if view.filters.narrowed and not view.silent.rows:
         return "No job matches."
     return "No job with data in this time matches." if jobs else ""
 
 
-def _silent_title(found: FleetView, about: Range) -> str:
-    unheard = [group for group in found.groups if not group.heard]
-    finished = sum(group.jobs for group in unheard if group.finished)
-    silent = sum(group.jobs for group in unheard) - finished
+def _silent_title(view: FleetView, about: Range) -> str:
+    silent_groups = [group for group in view.groups if not group.has_data]
+    finished = sum(group.jobs for group in silent_groups if group.finished)
+    silent = sum(group.jobs for group in silent_groups) - finished
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
     title = f"{who}: no session in {about.words}" if silent or not finished else ""
     if finished:
         title += f"{'; ' if title else ''}{plural(finished, 'job')} finished"
-    matching = found.silent.total
+    matching = view.silent.total
     if matching != silent + finished:
         title += f"; {count(matching)} {'matches' if matching == 1 else 'match'}"
     return title
 
 
-def _heading(found: FleetView, about: Range) -> str:
-    """Return a sentence with the loss of the matching jobs, or why there is none."""
-    heard = [group for group in found.groups if group.heard]
-    if not heard:
-        silent = any(group.jobs for group in found.groups)
-        if found.filters.show is Show.ARCHIVED:
+def _heading(view: FleetView, about: Range) -> str:
+    """Return a sentence with the loss of the matching jobs, or why no loss is known."""
+    with_data = [group for group in view.groups if group.has_data]
+    if not with_data:
+        silent = any(group.jobs for group in view.groups)
+        if view.filters.show is Show.ARCHIVED:
             return "No job of the archive has sent a session in this time" if silent else EMPTY
         if silent or about.end is not None:
             return f"No job has sent a session in {about.words}"
         return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
-    jobs = sum(group.matching for group in heard)
-    matching = "matching " if found.filters.asked else ""
+    jobs = sum(group.matching for group in with_data)
+    matching = "matching " if view.filters.has_criteria else ""
     if not jobs:
         return f"No job with data in {about.words} matches"
-    with_verdict = sum(group.with_verdict for group in heard)
+    with_verdict = sum(group.with_verdict for group in with_data)
     if not with_verdict:
         return f"{plural(jobs, f'{matching}job')}, no verdict yet"
-    lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
+    lost, gpus = sum(group.lost for group in with_data), sum(group.gpus for group in with_data)
     who = plural(jobs, f"{matching}job")
-    to_stragglers = all(group.lost <= _NEARLY * group.wasted for group in heard)
+    to_stragglers = all(group.lost <= _NEARLY * group.wasted for group in with_data)
     if to_stragglers:
         costs = "Stragglers cost"
         each_hour = f"each hour in {who}" if matching else "each hour"
@@ -288,24 +288,27 @@ def _heading(found: FleetView, about: Range) -> str:
         f"{costs} {hours(lost)} GPU-hours {each_hour}, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
     )
-    first = max((group for group in heard if group.with_verdict), key=lambda group: group.most)
+    first = max((group for group in with_data if group.with_verdict), key=lambda group: group.most)
     if with_verdict > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
         sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence
 
 
-def _lost_to(heard: Sequence[Group]) -> str:
+def _lost_to(with_data: Sequence[Group]) -> str:
     """Return the losses of the matching jobs by kind; "" if stragglers are the only kind."""
-    gpus = sum(group.gpus for group in heard)
+    gpus = sum(group.gpus for group in with_data)
     parts = {
-        "to stragglers": sum(group.wasted for group in heard),
-        "between steps": sum(group.between for group in heard),
-        "as all workers compute slower": sum(group.together for group in heard),
+        Loss.STRAGGLERS: sum(group.wasted for group in with_data),
+        Loss.BETWEEN: sum(group.between for group in with_data),
+        Loss.TOGETHER: sum(group.together for group in with_data),
     }
-    shown = {what: lost for what, lost in parts.items() if lost >= _LEAST}
-    if not gpus or shown.keys() <= {"to stragglers"}:
+    shown = {loss: lost for loss, lost in parts.items() if lost >= _LEAST}
+    if not gpus or shown.keys() <= {Loss.STRAGGLERS}:
         return ""
-    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in shown.items())
+    words = (
+        f"{hours(lost)} {LOSS_WORDS[loss]} ({rough_percent(lost / gpus)})"
+        for loss, lost in shown.items()
+    )
     return f"By kind, GPU-hours each hour: {', '.join(words)}"
 
 
@@ -350,13 +353,13 @@ class BudgetOverTime:
 
 def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
     """Return the parts of the sessions' time; None if no session has a known time budget."""
-    known = [(point, point.shares) for point in points if point.shares is not None][-MOST:]
-    if not known:
+    sessions = [(point, point.shares) for point in points if point.shares is not None][-MOST:]
+    if not sessions:
         return None
-    latest, shares = known[-1]
+    latest, shares = sessions[-1]
     most = max((part for part in Part if part.lost), key=shares.of)
     said = f"{rough_percent(shares.lost)} of session {latest.number} is lost"
-    columns = tuple(_column(point.number, of) for point, of in known)
+    columns = tuple(_column(point.number, of) for point, of in sessions)
     return BudgetOverTime(
         title=f"{said}, most of it by {most.words}" if shares.lost >= _SHOWN else said,
         columns=columns,
@@ -364,7 +367,7 @@ def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
         names=tuple(
             (part.value, f"{part.words[0].upper()}{part.words[1:]}")
             for part in _STACKED
-            if any(of.of(part) >= _SHOWN for _, of in known)
+            if any(of.of(part) >= _SHOWN for _, of in sessions)
         ),
     )
 

@@ -40,7 +40,7 @@ from app.web.time_ranges import ALL, Range, RangeChoices, range_choices
 
 
 def history_finding(
-    found: JobHistory, latest: tuple[int, float] | None, onset: Onset | None
+    history: JobHistory, latest: tuple[int, float] | None, onset: Onset | None
 ) -> str:
     """Return a sentence on a job's slowdown over its sessions, the title of the figure.
 
@@ -51,13 +51,13 @@ def history_finding(
     onset : Onset or None
         Start of the current slowdown; None if the latest session is not slow.
     """
-    if latest is None or not found.verdicts:
+    if latest is None or not history.verdicts:
         return "No session has a verdict yet"
     number, slowdown = latest
-    if not found.slow:
-        return f"Stragglers slow no session: none above {times(found.worst or slowdown)}"
+    if not history.slow:
+        return f"Stragglers slow no session: none above {times(history.worst or slowdown)}"
     if onset is None:
-        of_all = f"{count(found.slow)} of {count(found.verdicts)}"
+        of_all = f"{count(history.slow)} of {count(history.verdicts)}"
         return f"{of_all} sessions were slow; session {number} is not"
     since = "the first session" if onset.was is None else f"session {onset.number}"
     return f"Slow since {since}: {times(slowdown)} in session {number}"
@@ -123,7 +123,7 @@ class JobPage:
 
 def job_page(  # noqa: PLR0913 - everything that is on it
     fleet: Fleet,
-    found: JobHistory,
+    history: JobHistory,
     times_of: JobAxis,
     *,
     incidents: Sequence[Actions],
@@ -132,10 +132,14 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 ) -> JobPage:
     """Return the page of the only job in `fleet`; `times_of` holds its sessions and marks."""
     job = fleet.jobs[0]
-    shown, onset = shown_session(job), found.onset
+    shown, onset = shown_session(job), history.onset
     row = session_row(job.name, job.latest)
     verdicts = [(p.number, p.slowdown) for p in times_of.points if p.slowdown is not None]
-    csv = {name: _csv_url(address, job.name, name) for name in ("sessions", "marks")}
+    period = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
+    csv = {
+        name: Address(f"{job_url(job.name)}/{name}.csv", period).but()
+        for name in ("sessions", "marks")
+    }
     shown_columns = session_columns(fleet.now)
     return JobPage(
         now=fleet.now,
@@ -145,29 +149,29 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         heading=job_heading(shown),
         state=FINISHED_STATE if job.finished else row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
-        links=found.links,
+        links=history.links,
         since="" if onset is None else since_when(onset, fleet.now),
-        counted=f"{plural(found.page.total, 'session')}{'' if about.name == ALL else _in(about)}",
+        counted=f"{plural(history.page.total, 'session')}{'' if about.name == ALL else _in(about)}",
         incidents=incidents,
         range=range_choices(about, with_all=True),
         sessions=drawn(
             shown_columns,
-            [session_row(job.name, session) for session in found.page.rows],
+            [session_row(job.name, session) for session in history.page.rows],
             csv=csv["sessions"],
             classes="fleet sessions",
             headings=sorted_by(SESSIONS, shown_columns, address),
-            pager=pager(found.page, address),
+            pager=pager(history.page, address),
             attributes=row_attributes,
         ),
-        sessions_title=_sessions_title(found.page, about),
+        sessions_title=_sessions_title(history.page, about),
         figure=axis_figure(times_of) if verdicts else None,
         panels=panels_of(times_of),
         first=first_axis(times_of) if verdicts else (),
-        finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
+        finding=history_finding(history, verdicts[-1] if verdicts else None, onset),
         budget=budget_over_time(times_of.points),
         drawn=""
-        if len(times_of.points) == found.page.total
-        else f"; the latest {count(len(times_of.points))} of {count(found.page.total)}",
+        if len(times_of.points) == history.page.total
+        else f"; the latest {count(len(times_of.points))} of {count(history.page.total)}",
         changes=[
             ChangeLine(change_text(change, fleet.now), around_change(times_of.points, change))
             for change in times_of.changes
@@ -178,19 +182,13 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         else f"Nothing is marked{_in(about)}",
         csv=csv,
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
-        last_good_url=compare_url(found.last_good, shown.id)
-        if found.last_good is not None
+        last_good_url=compare_url(history.last_good, shown.id)
+        if history.last_good is not None
         and shown.headline is not None
         and shown.headline.slowdown >= STRAGGLING
         else "",
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
-
-
-def _csv_url(address: Address, job: str, name: str) -> str:
-    """Return the address of the CSV of one of the page's tables over the same period."""
-    parameters = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
-    return Address(f"{job_url(job)}/{name}.csv", parameters).but()
 
 
 def _in(about: Range) -> str:

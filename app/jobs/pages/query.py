@@ -145,14 +145,14 @@ def view_bar(views: Sequence[View], query: FleetQuery, about: Range) -> ViewBar:
     return ViewBar(choices, next((choice for choice in choices if choice.chosen), None), current)
 
 
-def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
+def filter_bar(query: FleetQuery, about: Range, view: FleetView) -> FilterBar:
     """Return the choices of filters on the page."""
     filtered, address = query.filtered, query.address(about)
-    heard = [group for group in found.groups if group.heard]
+    with_data = [group for group in view.groups if group.has_data]
     counts = {
-        Show.ALL: sum(group.found for group in heard),
-        Show.SLOW: sum(group.found for group in heard if group.slow),
-        Show.NONE: sum(group.found for group in heard if not group.verdict),
+        Show.ALL: sum(group.filtered for group in with_data),
+        Show.SLOW: sum(group.filtered for group in with_data if group.slow),
+        Show.NONE: sum(group.filtered for group in with_data if not group.verdict),
     }
     words = {Show.ALL: "All", Show.SLOW: "Slow", Show.NONE: "No verdict", Show.ARCHIVED: "Archive"}
     shows = [
@@ -176,7 +176,7 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
         for loss, word in _LOSSES.items()
     ]
     # The chosen owner is offered even if no job has this owner any more.
-    owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
+    owners = sorted({*view.owners, filtered.owner} - {""}, key=str.lower)
     kept = {name: address.parameters[name] for name in KEPT}
     narrowed = bool(filtered.words or filtered.owner or filtered.label)
     return FilterBar(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Final
-from urllib.parse import quote
 
 from fastapi import Depends
 from markupsafe import Markup
@@ -16,14 +15,16 @@ from app.analysis.fleet import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.fix_outcomes import MET_WITHIN, prediction_error
 from app.analysis.wording import hours
-from app.jobs.fleet_costs import NAMED, LabelCost, Period, ReportFilter
+from app.jobs.fleet_costs import NAMED, HostCost, LabelCost, Period, ReportFilter
 from app.jobs.fleet_report import Coverage, FixLine, FleetReport
 from app.jobs.pages.report_findings import ENDS, Plot, Scale, over_time, upper
+from app.web import html
 from app.web.format import count, listing, percent, plural, rough_percent
 from app.web.forms import Choice
-from app.web.links import Address, QueryText, asked_for, host_url
+from app.web.links import Address, QueryText, asked_for, host_url, job_url
 from app.web.moments import Form, When, span
 from app.web.parts import STATES, Fact
+from app.web.tables import Drawn, Shown, drawn
 from app.web.time_ranges import DAY, Range, RangeChoices, range_choices, utc_minutes
 
 # Largest number of characters of a label; longer labels are cut.
@@ -68,36 +69,47 @@ def label_choices(name: str, chosen: str, costs: Sequence[LabelCost]) -> LabelCh
 
 @dataclass(frozen=True, slots=True)
 class BarLine:
-    """A table line with a bar; the longest bar has the length 100."""
+    """A line with the GPU-hours lost, as a bar and as a share of the GPU-hours used."""
 
     name: str
-    url: str
-    bar: float
-    cost: str
-    share: str
-    note: str
-    plain: bool = False
+    lost: float
+    used: float
+    number: int  # of jobs or sessions
+    url: str = ""
+    plain: bool = False  # whether the bar has a quiet color
 
 
-@dataclass(frozen=True, slots=True)
-class LabelTable:
-    """The table of teams or owners."""
-
-    title: str
-    lines: Sequence[BarLine]
-
-
-@dataclass(frozen=True, slots=True)
-class FixView:
-    """A fix with its measured effect, as a line of the page."""
-
-    title: str
-    job: str
-    url: str
-    predicted: str
-    realized: str
-    met: bool
-    saved: str
+def bar_table(
+    headings: tuple[str, str, str], lines: Sequence[BarLine], most: float, csv: str
+) -> Drawn:
+    """Return a table of losses; a bar of full length means the loss `most`."""
+    name, share, number = headings
+    return drawn(
+        (
+            Shown(name, lambda line: html.link(line.url, line.name) if line.url else line.name),
+            Shown(
+                "GPU-hours",
+                lambda line: html.bar(
+                    100 * min(1.0, line.lost / (most or 1.0)), "plain" if line.plain else ""
+                ),
+                classes="b",
+            ),
+            Shown(
+                html.element("span", "Lost", class_="vh"),
+                lambda line: hours(line.lost),
+                classes="num",
+            ),
+            Shown(
+                share,
+                lambda line: rough_percent(line.lost / line.used) if line.used else "",
+                classes="num",
+            ),
+            Shown(number, lambda line: count(line.number), classes="num opt"),
+        ),
+        lines,
+        csv=csv,
+        classes="plain bars",
+    )
 
 
 def causes_title(report: FleetReport) -> str:
@@ -109,25 +121,19 @@ def causes_title(report: FleetReport) -> str:
     return f"{title_of(first.cause)} costs {rough_percent(share)} of what is lost"
 
 
-def cause_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of the causes and of the unexplained rest, sorted by cost."""
+def causes_table(report: FleetReport, csv: str) -> Drawn:
+    """Return the table of the causes and of the unexplained rest, sorted by cost."""
     lost = report.costs.lost
-    rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.spent.causes]
-    if lost:
-        rows.append(("Unexplained", report.unexplained, report.costs.jobs, True))
-    most = max((row[1] for row in rows), default=0.0) or 1.0
-    return [
-        BarLine(
-            name,
-            "",
-            100 * cost / most,
-            hours(cost),
-            rough_percent(cost / lost) if lost else "",
-            count(jobs),
-            plain,
-        )
-        for name, cost, jobs, plain in rows
+    lines = [
+        BarLine(title_of(cause.cause), cause.lost, lost, cause.jobs)
+        for cause in report.spent.causes
     ]
+    if lost:
+        lines.append(
+            BarLine("Unexplained", report.unexplained, lost, report.costs.jobs, plain=True)
+        )
+    most = max((line.lost for line in lines), default=0.0)
+    return bar_table(("Cause", "Share", "Jobs"), lines, most, csv)
 
 
 def jobs_title(report: FleetReport) -> str:
@@ -139,50 +145,35 @@ def jobs_title(report: FleetReport) -> str:
     return f"{first.job} lost the most: {rough_percent(share)} of all that is lost"
 
 
-def job_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of the jobs with the largest losses."""
-    most = max((job.lost for job in report.spent.jobs), default=0.0) or 1.0
-    return [
-        BarLine(
-            job.job,
-            f"/jobs/{quote(job.job)}",
-            100 * job.lost / most,
-            hours(job.lost),
-            rough_percent(job.lost / job.used) if job.used else "",
-            count(job.sessions),
-        )
-        for job in report.spent.jobs
-    ]
+def jobs_table(report: FleetReport, csv: str) -> Drawn:
+    """Return the table of the jobs with the largest losses."""
+    jobs = report.spent.jobs
+    lines = [BarLine(job.job, job.lost, job.used, job.sessions, job_url(job.job)) for job in jobs]
+    most = max((job.lost for job in jobs), default=0.0)
+    return bar_table(("Job", "Share of its hours", "Sessions"), lines, most, csv)
 
 
-def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> LabelTable:
-    """Return the table of teams or owners: ten lines, and one line for all others."""
+def label_table(
+    name: str, costs: Sequence[LabelCost], address: Address, csv: str
+) -> tuple[str, Drawn]:
+    """Return title and table of teams or owners: ten lines, and one line for all others."""
     used, lost = sum(cost.used for cost in costs), sum(cost.lost for cost in costs)
     named = [cost for cost in costs if cost.name is not None]
-    most = max((cost.lost for cost in costs), default=0.0) or 1.0
     lines = [
         BarLine(
-            cost.name or f"no {name}",
-            address.but(**{name: cost.name}) if cost.name else "",
-            100 * cost.lost / most,
-            hours(cost.lost),
-            rough_percent(cost.lost / cost.used) if cost.used else "",
-            count(cost.jobs),
+            *(cost.name or f"no {name}", cost.lost, cost.used, cost.jobs),
+            url=address.but(**{name: cost.name}) if cost.name else "",
             plain=cost.name is None,
         )
         for cost in costs[:NAMED]
     ]
     if others := costs[NAMED:]:
-        lost_by_others = sum(cost.lost for cost in others)
-        used_by_others = sum(cost.used for cost in others)
         lines.append(
             BarLine(
                 plural(len(others), f"other {name}"),
-                "",
-                100 * min(1.0, lost_by_others / most),
-                hours(lost_by_others),
-                rough_percent(lost_by_others / used_by_others) if used_by_others else "",
-                count(sum(cost.jobs for cost in others)),
+                sum(cost.lost for cost in others),
+                sum(cost.used for cost in others),
+                sum(cost.jobs for cost in others),
                 plain=True,
             )
         )
@@ -193,7 +184,9 @@ def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> Labe
     else:
         first = named[0]
         title = f"{first.name} lost the most of all {name}s, {rough_percent(first.lost / lost)}"
-    return LabelTable(title, lines if named else [])
+    headings = name.capitalize(), "Share of its hours", "Jobs"
+    most = max((cost.lost for cost in costs), default=0.0)
+    return title, bar_table(headings, lines if named else [], most, csv)
 
 
 def hosts_title(report: FleetReport) -> str:
@@ -207,19 +200,12 @@ def hosts_title(report: FleetReport) -> str:
     return f"{plural(len(hosts), 'host')} that were slow more than once cost {total} GPU-hours"
 
 
-def host_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of the hosts that were slow in more than one session."""
-    return [
-        BarLine(
-            host.called,
-            host_url(host.host),
-            0.0,
-            hours(host.lost),
-            count(host.jobs),
-            count(host.sessions),
-        )
-        for host in report.spent.hosts
-    ]
+_HOSTS: Final[tuple[Shown[HostCost], ...]] = (
+    Shown("Host", lambda host: html.link(host_url(host.host), host.called)),
+    Shown("GPU-hours", lambda host: hours(host.lost), classes="num"),
+    Shown("Jobs", lambda host: count(host.jobs), classes="num"),
+    Shown("Slow sessions", lambda host: count(host.sessions), classes="num"),
+)
 
 
 def has_met(fix: FixLine) -> bool:
@@ -237,26 +223,38 @@ def fixes_title(fixes: Sequence[FixLine]) -> str:
     return f"{count(met)} of {plural(len(measured), 'fix', 'fixes')} reached the predicted gain"
 
 
-def fix_view(fix: FixLine) -> FixView:
-    """Return the line of a fix with its predicted and realized gain."""
-    saved = fix.gpus * fix.realized / (1 - fix.realized) if fix.realized < 1 else 0.0
-    return FixView(
-        title=fix.title,
-        job=fix.job,
-        url=f"/compare?a={fix.session}&b={fix.measured_by}",
-        predicted=f"{'up to ' if fix.at_most else ''}{_change(fix.predicted)}",
-        realized="not comparable" if fix.unlike else _change(fix.realized),
-        met=fix.unlike is None and has_met(fix),
-        saved="" if fix.unlike else f"{hours(max(0.0, saved))}",
-    )
-
-
 def _change(gain: float) -> str:
     return percent(-gain) if gain > 0 else f"+{percent(-gain)}" if gain < 0 else percent(0.0)
 
 
-# Least change of the wasted share that counts as a trend; smaller changes read the same in per
-# cent.
+def _fix(fix: FixLine) -> Markup:
+    compared = html.link(f"/compare?a={fix.session}&b={fix.measured_by}", fix.title)
+    return compared + html.note(fix.job)
+
+
+def _realized(fix: FixLine) -> str | Markup:
+    text = "not comparable" if fix.unlike else _change(fix.realized)
+    return text if fix.unlike is None and has_met(fix) else html.element("b", text)
+
+
+def _saved(fix: FixLine) -> str:
+    saved = fix.gpus * fix.realized / (1 - fix.realized) if fix.realized < 1 else 0.0
+    return "" if fix.unlike else hours(max(0.0, saved))
+
+
+_FIXES: Final[tuple[Shown[FixLine], ...]] = (
+    Shown("Fix", _fix),
+    Shown(
+        "Predicted",
+        lambda fix: f"{'up to ' if fix.at_most else ''}{_change(fix.predicted)}",
+        classes="num",
+    ),
+    Shown("Realized", _realized, classes="num"),
+    Shown("Saved", _saved, classes="num"),
+)
+
+# Least change of the wasted share between two periods that counts as a trend; both shares of a
+# smaller change are written as the same per cent.
 CHANGED: Final = 0.0005
 _DAY: Final = timedelta(days=1)
 
@@ -276,11 +274,11 @@ class ReportPage:
     later_url: str
     facts: Sequence[Fact]
     causes_title: str
-    causes: Sequence[BarLine]
+    causes: Drawn
     jobs_title: str
-    jobs: Sequence[BarLine]
-    teams: LabelTable
-    owners: LabelTable
+    jobs: Drawn
+    # label, title and table of teams and of owners
+    labels: Sequence[tuple[str, str, Drawn]]
     filters: Sequence[LabelChoices]
     kept: Sequence[tuple[str, str]]
     cleared_url: str
@@ -289,10 +287,10 @@ class ReportPage:
     trend_note: str
     trend: Plot
     hosts_title: str
-    hosts: Sequence[BarLine]
+    hosts: Drawn
     fixes_title: str
-    fixes: Sequence[FixView]
-    query: str
+    fixes: Drawn
+    trend_csv: str
 
 
 def report_page(report: FleetReport, about: Range, address: Address) -> ReportPage:
@@ -300,6 +298,11 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
     costs, coverage = report.costs, report.coverage
     query = Address("", address.parameters).but()
     groups = {"owner": report.filters.owner, "team": report.filters.team}
+    labels = {"team": report.spent.teams, "owner": report.spent.owners}
+
+    def csv(name: str) -> str:
+        return f"/report/{name}.csv{query}"
+
     return ReportPage(
         now=report.now,
         title=f"Report: {rough_percent(costs.share)} lost" if costs.used else "Report",
@@ -315,31 +318,32 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         later_url=_neighbor(report, address, 1) if report.until < report.now else "",
         facts=_facts(report),
         causes_title=causes_title(report),
-        causes=cause_lines(report),
+        causes=causes_table(report, csv("causes")),
         jobs_title=jobs_title(report),
-        jobs=job_lines(report),
-        teams=label_table("team", report.spent.teams, address),
-        owners=label_table("owner", report.spent.owners, address),
-        filters=[
-            label_choices("team", report.filters.team, report.spent.teams),
-            label_choices("owner", report.filters.owner, report.spent.owners),
+        jobs=jobs_table(report, csv("jobs")),
+        labels=[
+            (name, *label_table(name, costs, address, csv(f"{name}s")))
+            for name, costs in labels.items()
         ],
+        filters=[label_choices(name, groups[name], costs) for name, costs in labels.items()],
         kept=[
             (name, value)
             for name, value in address.parameters.items()
             if value and name not in ("team", "owner")
         ],
-        cleared_url=address.but(team=None, owner=None, label=None) if report.filters.asked else "",
+        cleared_url=address.but(team=None, owner=None, label=None)
+        if report.filters.has_criteria
+        else "",
         figures_url=Address("/", {"tab": "figures", **about.parameters(DAY), **groups}).but(),
         trend_title=_trend_title(report.spent.trend),
         trend_note=f"Share of the GPU-hours that was lost, in each "
         f"{_length(report.until - report.since)}; the axis begins at 0",
         trend=_trend(report.spent.trend, report.now),
         hosts_title=hosts_title(report),
-        hosts=host_lines(report),
+        hosts=drawn(_HOSTS, report.spent.hosts, csv=csv("hosts"), classes="plain bars"),
         fixes_title=fixes_title(report.fixes),
-        fixes=[fix_view(fix) for fix in report.fixes],
-        query=query,
+        fixes=drawn(_FIXES, report.fixes, csv=csv("fixes"), classes="plain bars fixed"),
+        trend_csv=csv("trend"),
     )
 
 
@@ -445,10 +449,10 @@ def _neighbor(report: FleetReport, address: Address, way: int) -> str:
 
 
 def _trend_title(trend: Sequence[Period]) -> str:
-    known = [period.costs.share for period in trend if period.costs.sessions]
-    if len(known) < 2:  # noqa: PLR2004 - of one there is no trend
+    shares = [period.costs.share for period in trend if period.costs.sessions]
+    if len(shares) < 2:  # noqa: PLR2004 - of one there is no trend
         return "There is no earlier time to compare with"
-    first, last = known[0], known[-1]
+    first, last = shares[0], shares[-1]
     if abs(last - first) < CHANGED:
         return f"Waste stayed at {rough_percent(last)}"
     verb = "fell" if last < first else "rose"

@@ -9,9 +9,11 @@ from typing import Final
 
 from app.analysis.fleet import share_from
 from app.analysis.replay.metrics import STRAGGLING
-from app.jobs.fleet_report import Against, Example, Figure, Name
+from app.jobs.fleet_report import Against, Figure, Name
+from app.web import html
 from app.web.format import count, percent, plural, ratio, rough_percent, times
 from app.web.moments import When
+from app.web.tables import Drawn, Shown, drawn
 
 WIDTH: Final = 380
 HEIGHT: Final = 208
@@ -195,7 +197,7 @@ ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class ExampleLink:
-    """A job at the upper end of a figure, and its value."""
+    """A job with one of the largest values of a figure."""
 
     url: str
     text: str
@@ -214,26 +216,12 @@ class FigureView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassLine:
-    """A class of jobs of similar size: median and 90th percentile of S, in per cent of the width.
-
-    The bar begins at S = 1.
-    """
-
-    name: str
-    median: float
-    p90: float
-    words: str
-    jobs: str
-
-
-@dataclass(frozen=True, slots=True)
 class AgainstView:
     """S of jobs by their size."""
 
     title: str
     note: str
-    lines: Sequence[ClassLine]
+    table: Drawn
 
 
 def _percents(end: float, parts: int = 5) -> list[tuple[float, str]]:
@@ -258,13 +246,15 @@ def figure_view(figure: Figure) -> FigureView:
             unit,
         ),
         paper="; ".join(point.words for point in figure.paper),
-        examples=[_example(one, written(one.value)) for one in figure.examples],
+        examples=[
+            ExampleLink(
+                f"/sessions/{example.session}",
+                f"{example.job}, session {example.number}",
+                f"{example.note} {written(example.value)}".strip(),
+            )
+            for example in figure.examples
+        ],
     )
-
-
-def _example(one: Example, value: str) -> ExampleLink:
-    text = f"{one.job}, session {one.number}"
-    return ExampleLink(f"/sessions/{one.session}", text, f"{one.note} {value}".strip())
 
 
 _Parts = tuple[str, str, Scale, str, Callable[[float], str]]
@@ -347,10 +337,42 @@ def _mean_of(points: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
-    """Return S of jobs by size, with a title that states the finding."""
+def against_view(against: Against, unit: str, who: str, of: str, csv: str) -> AgainstView:
+    """Return S of jobs by size, with a title that states the finding.
+
+    The bars of the table begin at S = 1 and end at the 90th percentile; a mark is at the median.
+    """
+    end = max((1.5, *(sizes.p90 for sizes in against.classes)))
+
+    def position(slowdown: float) -> float:
+        return 100 * (slowdown - 1) / (end - 1)
+
+    table = drawn(
+        (
+            Shown(
+                "Size",
+                lambda sizes: f"{count(int(sizes.low))} to {count(int(sizes.high) - 1)} {unit}",
+            ),
+            Shown(
+                "S",
+                lambda sizes: html.bar(
+                    position(sizes.p90), mark=min(position(sizes.median), 100 - 1.5)
+                ),
+                classes="b",
+            ),
+            Shown(
+                html.element("span", "In numbers", class_="vh"),
+                lambda sizes: f"{times(sizes.median)}, 90th {times(sizes.p90)}",
+                classes="num",
+            ),
+            Shown("Jobs", lambda sizes: count(sizes.jobs), classes="num"),
+        ),
+        against.classes,
+        csv=csv,
+        classes="plain bars",
+    )
     if not against.jobs:
-        return AgainstView("No job says how long its sequences are", of, ())
+        return AgainstView("No job says how long its sequences are", of, table)
     rho = against.correlation
     if rho is None:
         title = f"S against {unit}: too few jobs to compare"
@@ -358,21 +380,8 @@ def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
         title = f"{who} are not slower: rank correlation {ratio(rho)}"
     else:
         title = f"{who} are {'slower' if rho > 0 else 'faster'}: rank correlation {ratio(rho)}"
-    end = max(1.5, *(sizes.p90 for sizes in against.classes))
-    return AgainstView(
-        title,
-        f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}",
-        [
-            ClassLine(
-                f"{count(int(sizes.low))} to {count(int(sizes.high) - 1)} {unit}",
-                100 * (sizes.median - 1) / (end - 1),
-                100 * (sizes.p90 - 1) / (end - 1),
-                f"{times(sizes.median)}, 90th {times(sizes.p90)}",
-                count(sizes.jobs),
-            )
-            for sizes in against.classes
-        ],
-    )
+    note = f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}"
+    return AgainstView(title, note, table)
 
 
 _PARTS: Final = {

@@ -12,8 +12,23 @@ from fastapi.responses import Response
 
 from app.access.guard import Here
 from app.analysis.report.session_verdict import KINDS
-from app.jobs.fleet_costs import JobFigures, LabelCost, ReportFilter, job_figures
-from app.jobs.fleet_report import FleetReport, against_context, against_gpus, figures, fleet_report
+from app.jobs.fleet_costs import (
+    CauseCost,
+    HostCost,
+    JobCost,
+    JobFigures,
+    LabelCost,
+    ReportFilter,
+    job_figures,
+)
+from app.jobs.fleet_report import (
+    FixLine,
+    FleetReport,
+    against_context,
+    against_gpus,
+    figures,
+    fleet_report,
+)
 from app.jobs.pages.report import ReportQueryParam, report_page
 from app.jobs.pages.report_findings import AgainstView, FigureView, against_view, figure_view
 from app.web.format import plural
@@ -57,38 +72,12 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
     )
 
 
-def jobs_csv(report: FleetReport) -> Table:
-    """Return the table of the jobs with the largest losses."""
-    return Table(
-        ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
-        ((one.job, one.used, one.lost, one.sessions) for one in report.spent.jobs),
-    )
-
-
-def causes_csv(report: FleetReport) -> Table:
-    """Return the table of causes, sorted by cost."""
-    return Table(
-        ("cause", "lost_gpu_hours", "jobs"),
-        ((one.cause, one.lost, one.jobs) for one in report.spent.causes),
-    )
-
-
 def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
     """Return the table of teams or owners; the line without a name is for unlabeled jobs."""
     return Table(
         (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
-        ((one.name, one.used, one.lost, one.jobs) for one in costs),
+        ((cost.name, cost.used, cost.lost, cost.jobs) for cost in costs),
     )
-
-
-def teams_csv(report: FleetReport) -> Table:
-    """Return the table of teams, sorted by cost."""
-    return _labels_csv("team", report.spent.teams)
-
-
-def owners_csv(report: FleetReport) -> Table:
-    """Return the table of owners, sorted by cost."""
-    return _labels_csv("owner", report.spent.owners)
 
 
 def trend_csv(report: FleetReport) -> Table:
@@ -97,48 +86,23 @@ def trend_csv(report: FleetReport) -> Table:
         ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
         (
             (
-                *(period.since.isoformat(), period.until.isoformat()),
-                *(period.costs.used, period.costs.lost, period.costs.jobs, period.costs.sessions),
+                *(period.since, period.until, period.costs.used, period.costs.lost),
+                *(period.costs.jobs, period.costs.sessions),
             )
             for period in report.spent.trend
         ),
     )
 
 
-def hosts_csv(report: FleetReport) -> Table:
-    """Return the table of hosts that were slow in more than one session."""
-    return Table(
-        ("host", "lost_gpu_hours", "jobs", "sessions", "guessed"),
-        (
-            (one.host, one.lost, one.jobs, one.sessions, str(one.guessed).lower())
-            for one in report.spent.hosts
-        ),
-    )
-
-
-def fixes_csv(report: FleetReport) -> Table:
-    """Return the table of measured fixes."""
-    return Table(
-        ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
-        (
-            (
-                *(fix.job, fix.title, fix.predicted),
-                *(str(fix.at_most).lower(), fix.realized, fix.unlike),
-            )
-            for fix in report.fixes
-        ),
-    )
-
-
 # File name → function that returns the file's table, given a report.
 EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
-    "jobs": jobs_csv,
-    "causes": causes_csv,
-    "teams": teams_csv,
-    "owners": owners_csv,
+    "jobs": lambda report: Table.of(JobCost, report.spent.jobs),
+    "causes": lambda report: Table.of(CauseCost, report.spent.causes),
+    "teams": lambda report: _labels_csv("team", report.spent.teams),
+    "owners": lambda report: _labels_csv("owner", report.spent.owners),
     "trend": trend_csv,
-    "hosts": hosts_csv,
-    "fixes": fixes_csv,
+    "hosts": lambda report: Table.of(HostCost, report.spent.hosts),
+    "fixes": lambda report: Table.of(FixLine, report.fixes),
 }
 
 
@@ -154,10 +118,10 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:
         about = time.about(WEEK)
         with pages.reading(container) as (tx, nav):
-            found = fleet_report(tx, about.since(tx.now), about.end, query.filters)
+            report = fleet_report(tx, about.since(tx.now), about.end, query.filters)
         address = Address("/report", {**query.parameters, **time.parameters})
-        page = report_page(found, about, address)
-        return pages.render("jobs/report/page.html", nav, page=page, now=found.now)
+        page = report_page(report, about, address)
+        return pages.render("jobs/report/page.html", nav, page=page, now=report.now)
 
     @routes.get("/report/{name}.csv")
     def report_file_route(
@@ -165,11 +129,11 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about = time.about(WEEK)
         with container.reading() as tx:
-            asked = (tx, about.since(tx.now), about.end, query.filters)
+            selection = (tx, about.since(tx.now), about.end, query.filters)
             if name == FIGURES:
-                table = figures_csv(job_figures(*asked))
+                table = figures_csv(job_figures(*selection))
             else:
-                table = one_of(EXPORTS, name)(fleet_report(*asked))
+                table = one_of(EXPORTS, name)(fleet_report(*selection))
         return csv_file(f"paceline-report-{name}.csv", table)
 
 
@@ -201,9 +165,10 @@ def figures_page(
     tabs: Sequence[Choice],
 ) -> FiguresPage:
     """Return the tab of the fleet with the paper's figures."""
-    asked = {"team": filters.team, "owner": filters.owner, "label": filters.label}
+    parameters = {"team": filters.team, "owner": filters.owner, "label": filters.label}
     time = about.parameters(default=ALL)
-    here = Address("/", {"tab": "figures", **time, **asked})
+    here = Address("/", {"tab": "figures", **time, **parameters})
+    csv = Address(FILE, {**time, **parameters}).but()
     slow = sum(job.straggles for job in jobs)
     return FiguresPage(
         now=now,
@@ -216,19 +181,20 @@ def figures_page(
         tabs=tabs,
         figures=[figure_view(figure) for figure in figures(jobs)] if jobs else [],
         sizes=[
-            against_view(against_gpus(jobs), "GPUs", "Larger jobs", "Jobs"),
+            against_view(against_gpus(jobs), "GPUs", "Larger jobs", "Jobs", csv),
             against_view(
                 against_context(jobs),
                 "tokens",
                 "Jobs with longer sequences",
                 "Jobs whose metadata have seq_length or sequence_lengths",
+                csv,
             ),
         ]
         if jobs
         else [],
-        csv=Address(FILE, {**time, **asked}).but(),
+        csv=csv,
         range=range_choices(about),
         filters=filters,
         kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
-        cleared_url=here.but(team=None, owner=None, label=None) if filters.asked else "",
+        cleared_url=here.but(team=None, owner=None, label=None) if filters.has_criteria else "",
     )

@@ -81,9 +81,9 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
             )
             views, running = list_views(tx, container.principal), live_steps(tx)
             fixes = fleet_fixes(remedies(tx, most=NEWEST_FIXES), "/fleet/fixes.csv", tx.now)
-            unheard = not view.groups and about.end is None and not query.archived
-            status = installation_status(tx, container.settings) if unheard else None
-            arrived = first_arrivals(tx) if unheard else None
+            is_empty = not view.groups and about.end is None and not query.archived
+            status = installation_status(tx, container.settings) if is_empty else None
+            arrived = first_arrivals(tx) if is_empty else None
         page = fleet_page(view, query, about, running)
         if status is None or arrived is None:
             bar = view_bar(views, query, about)

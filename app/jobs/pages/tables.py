@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
-from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -36,7 +35,7 @@ from app.web.format import (
     times,
     worker,
 )
-from app.web.links import Address
+from app.web.links import Address, job_url
 from app.web.parts import FINISHED_STATE, SLOW_STATE, Sparkline, StateLabel, job_state, sparkline
 from app.web.tables import Shown
 
@@ -52,6 +51,12 @@ _TIME_LOST_TO: Final = {
     Loss.STRAGGLERS: _STRAGGLERS,
     Loss.BETWEEN: _BETWEEN,
     Loss.TOGETHER: _TOGETHER,
+}
+# Continuations of "GPU-hours lost …" and of a share of the time that is lost.
+LOSS_WORDS: Final = {
+    Loss.STRAGGLERS: "to stragglers",
+    Loss.BETWEEN: "between steps",
+    Loss.TOGETHER: "as all workers compute slower",
 }
 # Parts of the time whose colors the kinds of loss have, in the same order.
 _LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
@@ -259,9 +264,9 @@ def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
 def _time_lost_words(line: SessionLine) -> str:
     if line.losses is None:
         return ""
-    return (
-        f"{line.stragglers} to stragglers, {line.between} between steps, {line.together} as all "
-        "workers compute slower"
+    shares = (line.stragglers, line.between, line.together)
+    return ", ".join(
+        f"{share} {LOSS_WORDS[loss]}" for loss, share in zip(Loss, shares, strict=True)
     )
 
 
@@ -295,7 +300,7 @@ SHORT_REASON: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A line of a table of jobs or of a table of sessions."""
+    """A line of a table of jobs or of a table of sessions, as texts."""
 
     state: StateLabel
     status: SessionState
@@ -360,7 +365,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         state=state,
         status=session.state,
         name=job,
-        url=f"/jobs/{quote(job)}",
+        url=job_url(job),
         session_url=f"/sessions/{session.id}",
         number=session.number,
         slowdown=slowdown,
@@ -414,8 +419,8 @@ def named_cause(
         None if the verdict on S is withheld; a cause may still be known.
     """
     if slowdown is None:
-        known = causes if state == SessionState.NO_VERDICT else ()
-        return next((cause for cause in known if cause.cause != UNKNOWN), None)
+        candidates = causes if state == SessionState.NO_VERDICT else ()
+        return next((cause for cause in candidates if cause.cause != UNKNOWN), None)
     return causes[0] if causes and _is_slow(level, slowdown) else None
 
 
@@ -433,7 +438,7 @@ def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_ste
 
 
 def _against(measured: Slowdown | None) -> str:
-    """Return what a slowdown is relative to, in words."""
+    """Return the baseline of a slowdown in words; "" without a slowdown."""
     if measured is None:
         return ""
     if measured.kind.without_causes:

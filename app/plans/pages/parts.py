@@ -163,7 +163,9 @@ def stage_rows(
             block=_block(stage, document.layers, names),
             time_share=100 * stage.time_ms / longest,
             time_text=milliseconds(stage.time_ms),
-            memory_share=_memory_share(stage, most),
+            memory_share=min(100 * stage.memory_bytes / whole, 100.0)
+            if (whole := stage.memory_limit_bytes or most)
+            else None,
             memory_text=f"{stage.memory_bytes / GIB:.1f}"
             + (
                 ""
@@ -174,11 +176,6 @@ def stage_rows(
         )
         for number, (stage, idle) in enumerate(zip(stages, timeline.bubble, strict=True))
     )
-
-
-def _memory_share(stage: PlannedStage, most: float) -> float | None:
-    whole = stage.memory_limit_bytes or most
-    return min(100 * stage.memory_bytes / whole, 100.0) if whole else None
 
 
 def milliseconds(value: float) -> str:
@@ -196,11 +193,11 @@ METHOD_NAMES: Final = {
 
 def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
     """Return the rows of the plan's method (first) and of the methods compared with it."""
-    found: dict[str, FoundTemplate] = {document.method: document, **document.others}
-    simulated = [other.iteration_time_ms.simulated for other in found.values()]
+    templates: dict[str, FoundTemplate] = {document.method: document, **document.others}
+    simulated = [other.iteration_time_ms.simulated for other in templates.values()]
     rows = [
         _method_row(name, other, simulated, names, own=name == document.method)
-        for name, other in found.items()
+        for name, other in templates.items()
     ]
     rows += [
         MethodRow(METHOD_NAMES[name], own=False, reason=other.reason)
@@ -241,7 +238,7 @@ def _method_row(
 
 
 def _folded(folding: FoldedCluster) -> str:
-    """Return the virtual cluster of Ditto's folding as text."""
+    """Return the virtual cluster to which Ditto folded the devices as text."""
     weakest, nodes = folding.weakest, plural(folding.virtual_nodes, "node")
     worth = [f"a {name} as {n}" for name, n in folding.factors.items() if name != weakest]
     counted = f" ({', '.join(worth)})" if worth else ""

@@ -29,7 +29,7 @@ from app.plans.pages.parts import (
     schedule_data,
     stage_rows,
 )
-from app.plans.read import PlanView, RequestedPlan
+from app.plans.read import PlanView
 from app.plans.requests import JobResult
 from app.platform.database.states import PlanState
 from app.web.format import NBSP, percent, plural, rough_percent, seconds
@@ -132,7 +132,13 @@ def plan_page(view: PlanView) -> PlanPage:
             *(
                 (JOB_WORDS,)
                 if view.requested.global_batch
-                else (OBJECTIVE_WORDS[row.objective], *_constraints(view.requested))
+                else (
+                    OBJECTIVE_WORDS[row.objective],
+                    "devices may idle" if view.requested.allow_idle else "all devices used",
+                    "stages may be replicated"
+                    if view.requested.replicate
+                    else "a stage stays in one node",
+                )
             ),
         ),
         heading=heading,
@@ -186,14 +192,8 @@ def _short(view: PlanView) -> str:
     return f"{seconds(document.iteration_time_ms.simulated * MS)}{proof}"
 
 
-def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
-    idle = "devices may idle" if requested.allow_idle else "all devices used"
-    stage = "stages may be replicated" if requested.replicate else "a stage stays in one node"
-    return (idle, stage)
-
-
 def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
-    """Return the texts of a plan without a template: sentence, explanation and facts."""
+    """Return the sentence, the explanation and the facts of a plan that has no template."""
     row = view.row
     facts = [
         Fact("Method", METHOD_NAMES[row.method], row.objective),

@@ -345,7 +345,7 @@ def _template_csv(result: PlanResult) -> Table:
 
 
 def _methods_csv(result: PlanResult) -> Table:
-    found = {result.plan.method: result.plan, **result.plan.comparison}
+    answers = {result.plan.method: result.plan, **result.plan.comparison}
     return Table(
         (
             "method",
@@ -356,7 +356,7 @@ def _methods_csv(result: PlanResult) -> Table:
             "planning_time_s",
             "reason",
         ),
-        ((name, *_method_cells(other)) for name, other in found.items()),
+        ((name, *_method_cells(other)) for name, other in answers.items()),
     )
 
 

@@ -224,7 +224,7 @@ class WrittenModel(Written):
         return {key: item for key, item in value.items() if key not in kinds}
 
     def all_layers(self) -> tuple[SpecLayer, ...]:
-        """Return the layers of the model, whichever way they are given."""
+        """Return the layers of the model: written, from its profile, or from its transformer."""
         if self.transformer is not None:
             return self.transformer.transformer().layers()
         return tuple(written.layer() for written in self.layers or self.profile or ())
@@ -234,7 +234,7 @@ Speed = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False), FromYaml]
 
 
 def _known_and_unique(value: str, info: ValidationInfo) -> str:
-    """Check that a type is unique and, if its times are predicted, that the catalogue has it."""
+    """Check that a device type occurs once and, if its times are predicted, is in the catalogue."""
     reading, device = reading_of(info), info.data
     # For an incomplete row only the missing keys are reported, not the repeated type.
     if value in reading.speeds and {"nodes", "gpus_per_node"} <= device.keys():

@@ -85,10 +85,10 @@ class WrittenJobDevice(WrittenDevice):
         chip = Accelerator.known(self.type, self.peak_tflops, self.memory_gbytes_per_s)
         if "memory_bytes" in self.model_fields_set:
             chip = replace(chip, memory_bytes=self.memory_bytes)
-        known = find_device(self.type)
+        datasheet = find_device(self.type)
         link = self.link_gbytes_per_s or in_node_gbytes_per_s
-        if link is None and known is not None:
-            link = known.link_gbytes_per_s / 2
+        if link is None and datasheet is not None:
+            link = datasheet.link_gbytes_per_s / 2
         efficiency = self.efficiency if "efficiency" in self.model_fields_set else GEMM_EFFICIENCY
         return JobDevice(chip, self.nodes, efficiency, link, self.price_per_gpu_hour)
 
@@ -229,7 +229,7 @@ class WrittenJob(Written):
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
 
     def _undividable(self, gpus_per_node: int) -> Iterator[tuple[str, str]]:
-        """Yield path and message for fixed sizes that no division of whole nodes can have."""
+        """Yield path and message of each fixed size that no division of the nodes has."""
         fixed, layers = self.parallelism, self.model.transformer.layers
         nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
         degrees = [
@@ -245,22 +245,22 @@ class WrittenJob(Written):
                 return
         if len(self.devices) > 1 or self.allow_idle or None not in {fixed.tp, fixed.pp, fixed.dp}:
             return
-        found = [
+        pairs = [
             (replicas * count, nodes // count * (gpus_per_node // tp) // replicas)
             for tp in degrees
             for count in divisors(nodes)
             for replicas in divisors(gpus_per_node // tp)
         ]
-        found = [(dp, pp) for dp, pp in found if pp <= layers]
+        pairs = [(dp, pp) for dp, pp in pairs if pp <= layers]
         fits = [
             division
-            for division in found
+            for division in pairs
             if fixed.dp in {None, division[0]} and fixed.pp in {None, division[1]}
         ]
         if not fits:
             place, key = (1, "pp") if fixed.dp is None else (0, "dp")
             own, other = (fixed.pp, fixed.dp) if place else (fixed.dp, fixed.pp)
-            near = [division[place] for division in found if other in {None, division[1 - place]}]
+            near = [division[place] for division in pairs if other in {None, division[1 - place]}]
             do = "" if not near or own is None else f": {_nearest(near, own)} would do"
             yield f"parallelism.{key}", f"{nodes} nodes are not divided into such pipelines{do}"
 

@@ -71,11 +71,15 @@ def session_job(meta: SessionMeta) -> SessionJob:
     shape: Mapping[str, Any] = model if isinstance(model, Mapping) else {}
     layers = _layers(meta, shape)
     batch, types = extra.get("global_batch_size"), _gpu_types(meta)
+    # Without hosts no node has a type, even if the metadata have types: only the hosts are missing.
+    lacks_types = not types and (
+        bool(meta.hosts) or not ("gpu_type" in extra or any(map(find_device, meta.gpus.values())))
+    )
     missing = {
         "global_batch_size": "the sequences of a step" if not _count(batch) else "",
         "seq_length": "the tokens of a sequence" if not _count(_sequence(meta)) else "",
         "layers": "the layers of each stage" if layers is None else "",
-        "gpu_type": "" if types or _types_without_hosts(meta) else "the type of GPU of each node",
+        "gpu_type": "the type of GPU of each node" if lacks_types else "",
         "hosts": "" if _hosts_complete(meta) else "the node of each rank",
         **{
             f"model.{key}": f"the model's {key}" if not _count(shape.get(key)) else ""
@@ -89,11 +93,7 @@ def session_job(meta: SessionMeta) -> SessionJob:
     ]
     if faults or layers is None or types is None or not isinstance(batch, int):
         names = ", ".join(str(fault.column) for fault in faults)
-        raise InvalidSpecError(
-            f"The whole job cannot be planned: the metadata lack {names}.",
-            code=MISSING,
-            faults=tuple(faults),
-        )
+        raise _refused(f"the metadata lack {names}", MISSING, faults)
     each = Counter(meta.hosts.values())
     if len(set(each.values())) > 1:
         raise _unfit("hosts", "all nodes of a job need as many GPUs")
@@ -191,13 +191,7 @@ def _read(document: dict[str, Any]) -> JobSpec:
         faults = tuple(
             replace(fault, column=_metadata_path(fault.column or "")) for fault in error.faults
         )
-        raise InvalidSpecError(
-            f"The whole job cannot be planned: {faults[0].message}."
-            if faults
-            else "The whole job cannot be planned.",
-            code=UNFIT,
-            faults=faults,
-        ) from error
+        raise _refused(faults[0].message if faults else "", UNFIT, faults) from error
     assert isinstance(spec, JobSpec)  # noqa: S101 - the document has a global batch
     return spec
 
@@ -210,10 +204,13 @@ def _metadata_path(path: str) -> str:
 
 
 def _unfit(key: str, message: str) -> InvalidSpecError:
+    return _refused(message, UNFIT, [Fault("conflict", message, column=key)])
+
+
+def _refused(reason: str, code: str, faults: Sequence[Fault]) -> InvalidSpecError:
+    why = f": {reason}" if reason else ""
     return InvalidSpecError(
-        f"The whole job cannot be planned: {message}.",
-        code=UNFIT,
-        faults=(Fault("conflict", message, column=key),),
+        f"The whole job cannot be planned{why}.", code=code, faults=tuple(faults)
     )
 
 
@@ -258,12 +255,6 @@ def _gpu_types(meta: SessionMeta) -> dict[str, str] | None:
             types.setdefault(node, device.name)
     complete = bool(types) and types.keys() == set(meta.hosts.values())
     return types if complete else None
-
-
-def _types_without_hosts(meta: SessionMeta) -> bool:
-    """Return whether the metadata lack only the hosts: they have GPU types but no hosts."""
-    named = "gpu_type" in meta.extra or any(map(find_device, meta.gpus.values()))
-    return named and not meta.hosts
 
 
 def _microbatch(job: SessionJob, running: RunningJob) -> int:

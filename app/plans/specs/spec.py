@@ -4,16 +4,16 @@ Codes of the faults of `InvalidSpecError`
 -----------------------------------------
 =================  ============================================================================
 ``missing``        a required key is absent
-``unknown_key``    a key that means nothing here
-``bad_type``       not of the type that is wanted
+``unknown_key``    a key that the specification does not have
+``bad_type``       a value of a wrong type
 ``out_of_range``   a number outside its range
 ``bad_length``     a list that is empty, too long, or not as long as the model
-``unknown_value``  not one of the words that are allowed
+``unknown_value``  a word that is not one of the allowed words
 ``unknown_type``   a device type that the specification, or the catalogue, does not have
-``duplicate``      a device type stands twice
+``duplicate``      a device type that occurs twice
 ``conflict``       two statements contradict each other
-``not_readable``   a profile that cannot be read from here
-``too_large``      more devices than can be planned for
+``not_readable``   a profile that cannot be read
+``too_large``      more devices than a search supports
 ``does_not_fit``   a whole job that all memory of its devices is too small for (over HTTP)
 =================  ============================================================================
 """

@@ -20,11 +20,9 @@ from app.analysis.mitigation.tensor.methods import pruning_ratios
 from app.errors import NotFoundError
 from app.platform.database.states import TensorMode, TensorPlanState
 from app.tensor.pages.parts import (
-    AlternativeRow,
-    ColumnsBar,
     TimesFigure,
     active_plan,
-    alternative_row,
+    alternatives_table,
     alternatives_title,
     columns_bar,
     groups_page,
@@ -35,11 +33,14 @@ from app.tensor.pages.parts import (
 )
 from app.tensor.read import GroupView, JobGroups, PlanRow, group_view, list_groups
 from app.tensor.versions import Switched
-from app.web.format import EN_DASH, NBSP, count, heat_color, percent, plural, seconds, times
+from app.web import html
+from app.web.format import EN_DASH, NBSP, count, percent, plural, seconds, times
+from app.web.links import job_url
 from app.web.moments import when
 from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
-from app.web.tables import Table, csv_file
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn
+from app.web.terms import term
 
 PLAN_STATES: Final = {
     TensorPlanState.ADVISED: "advised",
@@ -50,32 +51,6 @@ PLAN_STATES: Final = {
     TensorPlanState.SUPERSEDED: "superseded",
     TensorPlanState.EXPIRED: "expired",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """A rank as a row of the table."""
-
-    rank: str
-    where: str
-    color: str
-    over: str
-    before: str
-    now: str
-    columns: ColumnsBar
-    slow: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLine:
-    """A version of the plan as a line of the history."""
-
-    version: int
-    steps: str
-    method: str
-    state: str
-    predicted: str
-    measured: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +88,14 @@ class GroupPage:
     others_now: str
     ranks_title: str
     ranks_note: str
-    ranks: tuple[RankRow, ...]
+    ranks: Drawn
     switch: SwitchView
     history_title: str
-    plans: tuple[PlanLine, ...]
+    plans: Drawn
     replace_title: str
     replace_note: str
     alternatives_title: str
-    alternatives: tuple[AlternativeRow, ...]
+    alternatives: Drawn
     costs_sampled: bool
     neighbors: tuple[str, ...]
 
@@ -129,16 +104,18 @@ def group_page(view: GroupView) -> GroupPage:
     """Return a group's page."""
     row, latest = view.row, view.row.latest
     active = active_plan(row)
-    document = advise(view.problem)
-    slow = _slow_rank(view, active)
+    document, base = advise(view.problem), f"{job_url(view.job)}/tensor/{row.name}"
+    slow, free_slow = _slow_rank(view, active), _slow_rank(view, None)
     name_of = [str(number) for number in view.row.ranks or range(view.row.world_size)]
+    slowest = view.hosts[free_slow] if view.hosts else f"rank {name_of[free_slow]}"
     figure = times_figure(view.reports, slow, view.plans)
+    ranks = f", ranks {row.ranks[0]}{EN_DASH}{row.ranks[-1]}" if row.ranks else ""
     others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
     return GroupPage(
         job=view.job,
         name=row.name,
         title=f"{view.job}, tensor group {row.name}",
-        subject=_subject(view),
+        subject=f"TP{NBSP}{row.world_size}{ranks}, attempt {row.attempt}",
         state=state_of(active, straggles=bool(document.stragglers)),
         line=(
             f"acts above {times(STRAGGLES)}, plans anew above |Δγ| 0.05, expires after "
@@ -156,27 +133,17 @@ def group_page(view: GroupView) -> GroupPage:
         others_now=seconds(sum(others) / len(others)),
         ranks_title=_ranks_title(active, name_of),
         ranks_note=f"K = {count(row.columns)} columns a rank; per rank without a plan and now",
-        ranks=_rank_rows(view, active, slow, name_of),
+        ranks=_ranks_table(view, active, slow, name_of, f"{base}/ranks.csv"),
         switch=_switch(view),
         history_title=_history_title(view.plans),
-        plans=tuple(_plan_line(plan) for plan in view.plans),
-        replace_title=replace_title(view, document, _straggler(view, name_of)),
+        plans=drawn(_PLANS, view.plans, csv=f"{base}/plans.csv", classes="plain tpplans"),
+        replace_title=replace_title(view, document, slowest),
         replace_note=replace_note(view, document),
         alternatives_title=alternatives_title(document),
-        alternatives=tuple(
-            alternative_row(item, document, active) for item in document.alternatives
-        ),
+        alternatives=alternatives_table(document, active, f"{base}/alternatives.csv"),
         costs_sampled=document.costs_sampled,
         neighbors=tuple(name for name in view.others if name != row.name),
     )
-
-
-def _subject(view: GroupView) -> str:
-    row = view.row
-    of = f"TP{NBSP}{row.world_size}"
-    if row.ranks:
-        of += f", ranks {row.ranks[0]}{EN_DASH}{row.ranks[-1]}"
-    return f"{of}, attempt {row.attempt}"
 
 
 def _slow_rank(view: GroupView, active: PlanRow | None) -> int:
@@ -185,12 +152,6 @@ def _slow_rank(view: GroupView, active: PlanRow | None) -> int:
         return max(range(len(shed)), key=shed.__getitem__)
     free = view.row.latest.free_times_s
     return max(range(len(free)), key=free.__getitem__)
-
-
-def _straggler(view: GroupView, names: list[str]) -> str:
-    """Return the host of the slowest rank; the rank's number if the job sends no hosts."""
-    rank = _slow_rank(view, None)
-    return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
 
 
 def _heading(
@@ -226,7 +187,7 @@ def _facts(
     row, latest = view.row, view.row.latest
     over = document.slowest_time_s / document.fastest_time_s
     index = _slow_rank(view, active)
-    found = [
+    facts = [
         Fact("Slowest rank", slow, view.hosts[index] if view.hosts else "without a plan"),
         Fact(
             "Slower by",
@@ -247,9 +208,9 @@ def _facts(
         step = active.applied_step or active.created_step
         acknowledged = f"{active.acknowledged} of {row.world_size} acknowledged"
         note = acknowledged if active.apply else "advice: nothing is applied"
-        found.append(Fact("Plan since", f"Step {count(step)}", f"version {active.version}, {note}"))
-    found.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
-    return tuple(found)
+        facts.append(Fact("Plan since", f"Step {count(step)}", f"version {active.version}, {note}"))
+    facts.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
+    return tuple(facts)
 
 
 def _to_shed(view: GroupView) -> float:
@@ -284,49 +245,65 @@ def _ranks_title(active: PlanRow | None, names: list[str]) -> str:
             f"{plural(len(shedding), 'rank')} leave out {count(active.resized_columns)} columns "
             f"and hand {count(active.migrated_columns)} to the others"
         )
-    one = shedding[0]
+    share = shedding[0]
     parts = []
-    if one.resized_columns:
-        parts.append(f"leaves out {plural(one.resized_columns, 'column')}")
-    if one.migrated_columns:
-        takers = len(one.to)
-        parts.append(f"hands {count(one.migrated_columns)} to {plural(takers, 'other')}")
+    if share.resized_columns:
+        parts.append(f"leaves out {plural(share.resized_columns, 'column')}")
+    if share.migrated_columns:
+        takers = len(share.to)
+        parts.append(f"hands {count(share.migrated_columns)} to {plural(takers, 'other')}")
     would = "" if active.state is TensorPlanState.IN_FORCE else ", once it is applied"
-    return f"Rank {names[one.rank]} {' and '.join(parts)}{would}"
+    return f"Rank {names[share.rank]} {' and '.join(parts)}{would}"
 
 
-def _rank_rows(
-    view: GroupView, active: PlanRow | None, slow: int, names: list[str]
-) -> tuple[RankRow, ...]:
+def _ranks_table(
+    view: GroupView, active: PlanRow | None, slow: int, names: list[str], csv: str
+) -> Drawn:
     latest, columns = view.row.latest, view.row.columns
-    fastest = min(latest.free_times_s)
-    shares = None if active is None else active.ranks
-    most = (
-        columns + max((rank.received_columns for rank in shares), default=0) if shares else columns
-    )
-    found = []
-    for rank, (free_s, now_s) in enumerate(zip(latest.free_times_s, latest.times_s, strict=True)):
-        share = None if shares is None else shares[rank]
-        over = free_s / fastest
-        found.append(
-            RankRow(
-                rank=names[rank],
-                where=view.hosts[rank] if view.hosts else "",
-                color=heat_color(over),
-                over=times(over),
-                before=seconds(free_s),
-                now=seconds(now_s),
-                columns=columns_bar(
-                    columns,
-                    most,
-                    resized=0 if share is None else share.resized_columns,
-                    given=0 if share is None else share.migrated_columns,
-                    received=0 if share is None else share.received_columns,
-                ),
-                slow=rank == slow and (active is not None or over > STRAGGLES),
-            )
+    free, shares = latest.free_times_s, () if active is None else active.ranks
+    most = columns + max((share.received_columns for share in shares), default=0)
+    bars = [
+        columns_bar(
+            columns,
+            most,
+            resized=share.resized_columns,
+            given=share.migrated_columns,
+            received=share.received_columns,
         )
-    return tuple(found)
+        for share in shares
+    ] or [columns_bar(columns, most, resized=0, given=0, received=0) for _ in free]
+
+    def over(rank: int) -> float:
+        return free[rank] / min(free)
+
+    def selected(rank: int) -> bool:
+        return rank == slow and (active is not None or over(rank) > STRAGGLES)
+
+    return drawn(
+        (
+            Shown(
+                term("rank", "Rank"),
+                lambda rank: html.element("b", names[rank]) if selected(rank) else names[rank],
+            ),
+            Shown(
+                "Host",
+                lambda rank: view.hosts[rank] if view.hosts else "",
+                classes="opt",
+                of_cells="nowrap muted",
+            ),
+            Shown("÷ fastest", lambda rank: html.slowdown(over(rank)), classes="num opt"),
+            Shown("Without", lambda rank: seconds(free[rank]), classes="num"),
+            Shown("Now", lambda rank: seconds(latest.times_s[rank]), classes="num"),
+            Shown("Columns", lambda rank: bars[rank].drawn, classes="b"),
+            Shown("Kept", lambda rank: bars[rank].kept, classes="num opt"),
+            Shown("Resized", lambda rank: bars[rank].resized, classes="num opt"),
+            Shown("Migrated", lambda rank: bars[rank].migrated, classes="num opt"),
+        ),
+        range(len(free)),
+        csv=csv,
+        classes="tpranks",
+        attributes=lambda rank: {"aria-selected": "true"} if selected(rank) else {},
+    )
 
 
 def _switch(view: GroupView) -> SwitchView:
@@ -365,18 +342,31 @@ def _history_title(plans: tuple[PlanRow, ...]) -> str:
     return f"{each} measured within {percent(max(off))} of its prediction"
 
 
-def _plan_line(plan: PlanRow) -> PlanLine:
+def _steps(plan: PlanRow) -> str:
     since = plan.applied_step if plan.applied_step is not None else plan.created_step
-    end = "" if plan.ended_step is None else count(plan.ended_step)
-    measured = plan.method is not Method.NONE and plan.measured_time_s is not None
-    return PlanLine(
-        version=plan.version,
-        steps=f"{count(since)}{EN_DASH}{end}",
-        method="taken back" if plan.method is Method.NONE else plan.method.short,
-        state=PLAN_STATES[plan.state] + (f": {plan.reason}" if plan.reason else ""),
-        predicted="" if plan.method is Method.NONE else seconds(plan.predicted_time_s),
-        measured=seconds(plan.measured_time_s or 0.0) if measured else "",
-    )
+    return f"{count(since)}{EN_DASH}{'' if plan.ended_step is None else count(plan.ended_step)}"
+
+
+def _time_under(plan: PlanRow, time_s: float | None) -> str:
+    return "" if plan.method is Method.NONE or time_s is None else seconds(time_s)
+
+
+_PLANS: Final[tuple[Shown[PlanRow], ...]] = (
+    Shown("Plan", lambda plan: plan.version),
+    Shown("Steps", _steps, of_cells="nowrap"),
+    Shown(
+        "Method",
+        lambda plan: "taken back" if plan.method is Method.NONE else plan.method.short,
+    ),
+    Shown(
+        "State",
+        lambda plan: PLAN_STATES[plan.state] + (f": {plan.reason}" if plan.reason else ""),
+        classes="opt",
+        of_cells="muted",
+    ),
+    Shown("Predicted", lambda plan: _time_under(plan, plan.predicted_time_s), classes="num"),
+    Shown("Measured", lambda plan: _time_under(plan, plan.measured_time_s), classes="num"),
+)
 
 
 def _times(view: GroupView) -> Table:
@@ -450,7 +440,7 @@ FILES: Final[Mapping[str, Callable[[GroupView], Table | str]]] = {
 }
 
 
-def groups_csv(found: JobGroups) -> Table:
+def groups_csv(groups: JobGroups) -> Table:
     """Return the table of a job's groups."""
     return Table(
         ("group", "attempt", "ranks", "columns", "step", "reported_at", "slowest_s", "plan",
@@ -462,7 +452,7 @@ def groups_csv(found: JobGroups) -> Table:
                 row.plan and row.plan.state, row.plan and row.plan.predicted_time_s,
                 row.replace_node,
             ]
-            for row in found.groups
+            for row in groups.groups
         ),
     )  # fmt: skip
 
@@ -478,25 +468,25 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
     def groups_route(container: Here, job: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = list_groups(tx, job)
+                groups = list_groups(tx, job)
             except NotFoundError:
                 return pages.not_found(f"tensor-parallel group of job {job}", nav)
-        return pages.render("tensor/list.html", nav, page=groups_page(found), now=found.now)
+        return pages.render("tensor/list.html", nav, page=groups_page(groups), now=groups.now)
 
     @routes.get("/jobs/{job}/tensor.csv")
     def groups_file_route(container: Here, job: str) -> Response:
         with container.reading() as tx:
-            found = list_groups(tx, job)
-        return csv_file("paceline-tensor-groups.csv", groups_csv(found))
+            groups = list_groups(tx, job)
+        return csv_file("paceline-tensor-groups.csv", groups_csv(groups))
 
     @routes.get("/jobs/{job}/tensor/{group}")
     def group_route(container: Here, job: str, group: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = group_view(tx, job, group)
+                view = group_view(tx, job, group)
             except NotFoundError:
                 return pages.not_found(f"tensor-parallel group {group} of job {job}", nav)
-        return pages.render("tensor/page.html", nav, page=group_page(found), now=found.now)
+        return pages.render("tensor/page.html", nav, page=group_page(view), now=view.now)
 
     @routes.get("/jobs/{job}/tensor/{group}/{name}")
     def file_route(container: Here, job: str, group: str, name: str) -> Response:
@@ -504,8 +494,8 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
         if make is None:
             raise NotFoundError(f"There is no {name} of a tensor-parallel group.")
         with container.reading() as tx:
-            found = group_view(tx, job, group)
-        made, file_name = make(found), f"paceline-tensor-{found.row.name}-{name}"
+            view = group_view(tx, job, group)
+        made, file_name = make(view), f"paceline-tensor-{view.row.name}-{name}"
         if isinstance(made, Table):
             return csv_file(file_name, made)
         disposition = f'attachment; filename="{file_name}"'

@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final
 
+from markupsafe import Markup
+
 from app.analysis.mitigation.tensor.document import (
     Alternative,
     Criterion,
@@ -19,8 +21,10 @@ from app.analysis.mitigation.tensor.document import (
 from app.analysis.mitigation.tensor.group import STRAGGLES
 from app.platform.database.states import TensorMode, TensorPlanState
 from app.tensor.read import GroupRow, GroupView, JobGroups, PlanRow, ReportRow
+from app.web import html
 from app.web.format import MINUS, age, byte_size, count, heat_color, percent, plural, seconds, times
 from app.web.parts import StateLabel
+from app.web.tables import Drawn, Shown, drawn
 
 METHOD_NAMES: Final = {
     Method.NONE: "None",
@@ -63,46 +67,51 @@ def state_of(active: PlanRow | None, *, straggles: bool) -> StateLabel:
     }.get(active.state, ADVISED)
 
 
-@dataclass(frozen=True, slots=True)
-class AlternativeRow:
-    """A method in the ranking; `share`: predicted time in per cent of the time without a plan."""
+def alternatives_table(document: MitigationDocument, active: PlanRow | None, csv: str) -> Drawn:
+    """Return the ranking of methods; the active plan's, or else the best method, is marked."""
 
-    name: str
-    share: float
-    time: str
-    change: str
-    gamma: str
-    migrated: str
-    extra: str
-    risk: str
-    own: bool
-    beyond: bool
-
-
-def alternative_row(
-    item: Alternative, document: MitigationDocument, active: PlanRow | None
-) -> AlternativeRow:
-    """Return the row of a method; `own` marks the active plan's method, or else the best method."""
-    change = item.predicted_time_s / document.slowest_time_s - 1
-    if active is None:
-        own = item is document.best
-    else:
+    def own(item: Alternative) -> bool:
+        if active is None:
+            return item is document.best
         same = (item.method, item.criterion) == (active.method, active.criterion)
-        own = item.within_budget and same
-    name = METHOD_NAMES[item.method] + CRITERIA[item.criterion]
-    if item.method is Method.ZERO and item.within_budget:
-        name += ", within the budget"
-    return AlternativeRow(
-        name=name,
-        share=100 * item.predicted_time_s / document.slowest_time_s,
-        time=seconds(item.predicted_time_s),
-        change="" if item.method is Method.NONE else percent(change),
-        gamma=f"{item.gamma:.3f}" if item.gamma else "0",
-        migrated=count(item.migrated_columns),
-        extra=_extra(item),
-        risk=RISKS[item.loss_risk],
-        own=own,
-        beyond=not item.within_budget,
+        return item.within_budget and same
+
+    def name(item: Alternative) -> str | Markup:
+        text = METHOD_NAMES[item.method] + CRITERIA[item.criterion]
+        if item.method is Method.ZERO and item.within_budget:
+            text += ", within the budget"
+        return html.element("b", text) if own(item) else text
+
+    def of_slowest(item: Alternative) -> float:
+        return item.predicted_time_s / document.slowest_time_s
+
+    def attributes(item: Alternative) -> dict[str, str]:
+        selected = {"aria-selected": "true"} if own(item) else {}
+        return selected if item.within_budget else selected | {"class": "beyond"}
+
+    return drawn(
+        (
+            Shown("Method", name),
+            Shown(
+                "Slowest rank",
+                lambda item: html.bar(100 * of_slowest(item), "sel" if own(item) else ""),
+                classes="b",
+            ),
+            Shown("A step", lambda item: seconds(item.predicted_time_s), classes="num"),
+            Shown(
+                "Change",
+                lambda item: "" if item.method is Method.NONE else percent(of_slowest(item) - 1),
+                classes="num",
+            ),
+            Shown("γ", lambda item: f"{item.gamma:.3f}" if item.gamma else "0", classes="num opt"),
+            Shown("Migrated", lambda item: count(item.migrated_columns), classes="num opt"),
+            Shown("Extra", _extra, classes="num opt w3"),
+            Shown("Loss risk", lambda item: RISKS[item.loss_risk], classes="opt"),
+        ),
+        document.alternatives,
+        csv=csv,
+        classes="tpmethods",
+        attributes=attributes,
     )
 
 
@@ -142,6 +151,26 @@ class ColumnsBar:
     kept: str
     resized: str
     migrated: str
+
+    @property
+    def drawn(self) -> Markup:
+        """Return the bar as SVG: kept, left out, and migrated or received columns."""
+        after = self.kept_width + self.resized_width
+        pieces = [
+            ("k", 0.0, self.kept_width, "1", "12"),
+            ("r", self.kept_width, self.resized_width, "1.5", "11"),
+            ("m", after, self.given_width, "1", "12"),
+            ("m", self.kept_width, self.received_width, "1", "12"),
+        ]
+        rects = "".join(
+            f'<rect class="{kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high}"/>'
+            for kind, x, width, y, high in pieces
+            if width or kind == "k"
+        )
+        return Markup(  # noqa: S704 - numbers
+            '<svg class="cols2" viewBox="0 0 100 14" preserveAspectRatio="none"'
+            f' aria-hidden="true">{rects}</svg>'
+        )
 
 
 def columns_bar(  # noqa: PLR0913 - one number for each part of the bar
@@ -190,7 +219,7 @@ _TICKS: Final = 4
 _STEP_TICKS: Final = 4
 # Multiple of the typical gap between reports above which no line joins two reports.
 _GAP: Final = 5.0
-# Largest number of marked versions; the newest applied versions are marked.
+# Largest number of versions marked in the drawing; these are the newest applied ones.
 _MOST_MARKS: Final = 6
 # Position in per cent to the right of which a label is written to the left of its line.
 _LATE: Final = 70.0
@@ -395,11 +424,11 @@ class GroupsPage:
     rows: tuple[GroupLine, ...]
 
 
-def groups_page(found: JobGroups) -> GroupsPage:
+def groups_page(groups: JobGroups) -> GroupsPage:
     """Return the list of a job's groups."""
-    rows = tuple(_group_line(found.job, row) for row in found.groups)
+    rows = tuple(_group_line(groups.job, row) for row in groups.groups)
     slow = sum(
-        max(g.latest.free_times_s) > STRAGGLES * min(g.latest.free_times_s) for g in found.groups
+        max(g.latest.free_times_s) > STRAGGLES * min(g.latest.free_times_s) for g in groups.groups
     )
     heading = (
         f"{slow} of {plural(len(rows), 'tensor-parallel group')} "
@@ -407,7 +436,7 @@ def groups_page(found: JobGroups) -> GroupsPage:
         if slow
         else f"No straggler in {plural(len(rows), 'tensor-parallel group')}"
     )
-    return GroupsPage(found.job, heading, found.now, found.switch.mode is TensorMode.APPLY, rows)
+    return GroupsPage(groups.job, heading, groups.now, groups.switch.mode is TensorMode.APPLY, rows)
 
 
 def _group_line(job: str, row: GroupRow) -> GroupLine:

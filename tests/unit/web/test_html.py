@@ -39,3 +39,10 @@ def test_a_sparkline_draws_gaps_lines_and_what_is_above() -> None:
 
 def test_narrow_rows_say_what_is_known() -> None:
     assert html.narrow("a", "", "b") == '<span class="only">a · b</span>'
+
+
+def test_a_bar_has_its_length_its_color_and_its_mark() -> None:
+    assert '<rect width="12.50" height="8"/></svg>' in html.bar(12.5)
+    marked = html.bar(50, "sel", mark=20)
+    assert '<rect width="50.00" height="8" class="sel"/>' in marked
+    assert '<rect class="mid" x="20.00" width="1.5" height="8"/>' in marked

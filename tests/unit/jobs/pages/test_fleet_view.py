@@ -110,10 +110,10 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
         "slow": slowdown is not None and slowdown >= STRAGGLING,
         "verdict": slowdown is not None,
         "incident": None,
-        "heard": True,
+        "has_data": True,
         "finished": False,
         "jobs": 1,
-        "found": 1,
+        "filtered": 1,
         "matching": 1,
         "with_verdict": int(slowdown is not None),
         "gpus": 0 if slowdown is None else 64,
@@ -132,7 +132,7 @@ def page_of(
 ) -> FleetPage:
     """Return the page of a fleet."""
     address = FleetQuery(**asked)
-    heard = Page(rows, number, sum(one.matching for one in groups if one.heard), PAGE)
+    heard = Page(rows, number, sum(one.matching for one in groups if one.has_data), PAGE)
     silent: Page[JobStatus] = Page((), 1, 0, SILENT_PAGE)
     view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), heard, silent)
     return fleet_page(view, address, range_of(DAY, "", ""))
@@ -218,7 +218,7 @@ def test_lost_each_hour_is_the_largest_loss_and_s_is_named_where_that_is_of_step
 
 
 def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
-    many = [group("ill", 2.0, jobs=240, found=160, matching=120)]
+    many = [group("ill", 2.0, jobs=240, filtered=160, matching=120)]
     page = page_of(
         many, number=2, q=" slow  worker", owner="ann", sort="-gpus", show="slow", labels="1"
     )
@@ -261,7 +261,7 @@ def test_labels_are_printed_where_they_are_asked_for_and_lead_to_their_jobs() ->
 
 def test_a_filter_that_no_job_matches_says_so() -> None:
     page = page_of(
-        [group("ill", 2.0, found=0, matching=0, with_verdict=0, lost=0.0)], q="nothing like it"
+        [group("ill", 2.0, filtered=0, matching=0, with_verdict=0, lost=0.0)], q="nothing like it"
     )
     assert page.heading.replace(NBSP, " ") == "No job with data in the last 24 h matches"
     assert page.title == "Fleet: no job matches"
