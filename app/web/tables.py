@@ -167,7 +167,7 @@ _PIECE: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    r"""A table that is written as CSV while it is sent.
+    r"""Rows and column names, written as CSV while the file is sent.
 
     Parameters
     ----------

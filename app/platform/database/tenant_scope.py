@@ -39,7 +39,7 @@ class Scope:
     """The project, or all projects, whose rows a transaction may read and write."""
 
     project_id: int | None
-    """None for every project: what it inserts says its project itself."""
+    """Id of the project; None for all projects: an inserted row then has to name its project."""
 
 
 EVERY_PROJECT: Final = Scope(None)
@@ -113,8 +113,8 @@ def _own(session: Session, *_rest: object) -> None:
 def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
     """Raise an error if a statement reads a table to which the project's criterion is not added.
 
-    The criterion is added to the mapped classes in a statement, and covers columns of their tables,
-    too.
+    The criterion is added to the mapped classes in a statement, and also restricts the columns of
+    their tables.
     """
     parts = _parts(statement)
     entities = [entity_of(part) for part, _ in parts]
