@@ -42,20 +42,20 @@ def analyze_file(  # noqa: PLR0913 - what the command is told
 
 
 def read_trace(path: Path, meta_path: Path | None, labels: Path | None = None) -> Trace:
-    """Read a trace and its metadata, which the trace may hold itself.
+    """Read a trace and its metadata, which the trace itself may contain.
 
     Parameters
     ----------
     path : Path
-        A file, or a folder or an archive of files of one format: those of a job's ranks, with a
-        ``meta.yaml`` where they do not say the sizes.
+        A file, or a folder or an archive with files of one format: one file for each rank, and
+        a ``meta.yaml`` if the files do not contain the sizes.
     labels : Path or None
-        What the job calls ranges of its own.
+        File that maps the job's own range names to operations.
 
     Raises
     ------
     PacelineError
-        A file cannot be read, or is not what it should be.
+        A file cannot be read, or has invalid content.
     """
     recorded = read_recordings([path], meta_path, None, labels=labels)
     say_unmapped(recorded.unmapped)
@@ -63,7 +63,7 @@ def read_trace(path: Path, meta_path: Path | None, labels: Path | None = None) -
 
 
 def _write_timeline(trace: Trace, report: Report, path: Path) -> None:
-    """Write the slowest step, recorded and ideal, for Perfetto."""
+    """Write the slowest step, as recorded and as replayed with ideal durations, for Perfetto."""
     from app.analysis.report.charts import perfetto, step_timeline  # noqa: PLC0415 - rarely asked
 
     slowdowns = report.step_slowdown
@@ -85,7 +85,7 @@ _COUNT: Final = "a whole number of 0 or more"
 
 
 def parse_selection(text: str) -> Selection:
-    """Read a selection as the command line writes it: ``stage=3,op=forward-compute|optimizer``.
+    """Parse a selection of the command line: ``stage=3,op=forward-compute|optimizer``.
 
     Keys are ``op``, ``step``, ``stage``, ``dp`` and ``worker`` (``DP:STAGE``), each at most once;
     several values of a key are separated by ``|``.
@@ -93,7 +93,7 @@ def parse_selection(text: str) -> Selection:
     Raises
     ------
     InvalidQuestionError
-        With the part that cannot be read.
+        The selection is invalid; the message names the invalid part.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for part in text.split(","):
@@ -116,7 +116,7 @@ def parse_selection(text: str) -> Selection:
 
 
 def parse_factor(text: str) -> float:
-    """Read the factor of a scaled selection."""
+    """Parse the factor of a scaled selection."""
     try:
         factor = float(text)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _worker(text: str) -> tuple[int, int]:
     return dp, pp
 
 
-# Of each key of the command line: the field, what reads a value, and what a value is.
+# For each key of the command line: its field, the parser of a value, and a description of a value.
 _KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
     "op": ("op_types", _type_name, f"one of the types {', '.join(TYPE_NAMES)}"),
     "step": ("steps", _count, f"a step, {_COUNT}"),

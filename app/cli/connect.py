@@ -14,7 +14,7 @@ from app.cli.server import Body, Server
 from app.errors import PacelineError
 from app.jobs.connect import LAUNCHERS, WAYS, Target
 
-# Two stages and just the steps that a verdict takes.
+# Two stages, and the smallest number of steps for which a verdict is given.
 STEPS: Final = 8
 _STAGES: Final = 2
 _MS: Final = 1_000_000
@@ -52,7 +52,7 @@ def connect(
 
 
 def tiny_session() -> bytes:
-    """Return a session of two stages as NDJSON: all steps alike, nothing slow."""
+    """Return a session of two stages as NDJSON; all steps are equal and nothing is slow."""
     lines: list[object] = [
         {"schema": "paceline.trace/1", "meta": {"dp": 1, "pp": _STAGES, "world": _STAGES}}
     ]

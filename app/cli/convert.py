@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from app.analysis.trace.recordings.labels import OwnRanges
 
 
-# An archive of one's own may have what the disk has.
+# A local archive may be as large as the disk permits, unlike an archive that a server receives.
 ARCHIVE_LIMITS: Final = Limits(max_decompressed_bytes=256 * 1024 * MIB)
-# Files that are not read and named one by one.
+# Number of unread files that are named individually.
 NAMED_NOT_READ: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The recordings found at some paths."""
+    """The recordings at the given paths."""
 
     files: tuple[NamedFile, ...]
     meta: Path | None  # metadata next to them
-    # What is not read, and of which folder or archive.
+    # Names of files that are not read, each with its folder or archive.
     not_read: tuple[tuple[Path, NotRead], ...]
 
 
@@ -59,7 +59,7 @@ def convert(  # noqa: PLR0913 - what the command is told
     *,
     labels: Path | None = None,
 ) -> None:
-    """Write recordings of one kind as a trace and its metadata; print where they are."""
+    """Write recordings of one format as a trace and its metadata; print the paths of both."""
     recorded = read_recordings(paths, meta_path, kind, labels=labels)
     say_unmapped(recorded.unmapped)
     meta = yaml.safe_dump(metadata_document(recorded.trace.meta), sort_keys=False)
@@ -78,21 +78,21 @@ def read_recordings(
     *,
     labels: Path | None = None,
 ) -> Recorded:
-    """Read the files of one session, and say which files of folders and archives are not read.
+    """Read the files of one session, and print which files of folders and archives are not read.
 
     Parameters
     ----------
     paths : sequence of Path
-        Files, folders with their subfolders, and archives of one.
+        Files, folders with their subfolders, or archives with one session.
     kind : str or None
-        The name of their format; None takes what is there, which must be one.
+        Name of the files' format; None: the only format among the files.
     labels : Path or None
-        What the job calls ranges of its own.
+        File that maps the job's own range names to operations.
 
     Raises
     ------
     FileError, PacelineError
-        A file cannot be read, or is not what it should be.
+        A file cannot be read, or has invalid content.
     """
     with ExitStack() as stack:
         found = find(paths, None if kind is None else FORMATS[kind], stack)
@@ -107,7 +107,7 @@ def read_recordings(
 
 
 def _own_ranges(labels: Path) -> OwnRanges:
-    # what matches patterns is for who has labels
+    # Imported here, because only commands with labels need the library of patterns.
     from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
 
     with reading(labels):
@@ -120,7 +120,7 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
     Parameters
     ----------
     stack : ExitStack
-        Archives are unpacked for as long as it is open.
+        Owns the unpacked archives, which are deleted when it is closed.
     """
     files: list[NamedFile] = []
     not_read: list[tuple[Path, NotRead]] = []
@@ -145,7 +145,7 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
 
 
 def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[NotRead]]:
-    """Return the files of a folder or an archive, and the links that are not followed."""
+    """Return the files of a folder or an archive, and its links, which are not followed."""
     with reading(path):
         if path.is_dir():
             return files_of(path)
@@ -176,7 +176,7 @@ def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
 
 
 def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
-    """Print to standard error the left-out events, and what would record them."""
+    """Print to standard error the skipped events, and the settings that would record them."""
     for one in unmapped:
         remedy = f": {one.remedy}" if one.remedy else ""
         sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")

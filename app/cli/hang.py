@@ -1,4 +1,4 @@
-"""`paceline hang`, `probe`, `mcp` and `pulse detect`: small commands, each with its output."""
+"""`paceline hang`, `probe`, `mcp` and `pulse detect`: small commands with their output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.errors import PacelineError
 from app.hangs.files import HangFile, job_of, read_hang_file
 from paceline_client.probe import lines_of
 
-# Lines of the chain that are printed; JSON has all.
+# Number of printed lines of the wait chain; JSON contains all.
 _MOST_LINKS: Final = 12
 _MOST_RANKS: Final = 8
 _MOST_FRAMES: Final = 8
@@ -38,7 +38,7 @@ def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
     Raises
     ------
     InvalidTraceError
-        A file is no whole dump, or nothing says of which rank it is.
+        A file is not a whole dump, or its rank is unknown.
     """
     hang = judge_hang(job_of(_read(paths)))
     if as_json:
@@ -48,12 +48,12 @@ def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
 
 
 def send_files(paths: Sequence[Path], job: str, server: str) -> None:
-    """Send the files of a job that stands still to a server, and print where the verdict is.
+    """Send the files of a hanging job to a server, and print the address of the verdict.
 
     Raises
     ------
     ServerError
-        It refuses them, or cannot be reached.
+        The server refuses the files, or cannot be reached.
     """
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -123,14 +123,14 @@ class ProbeFailedError(PacelineError):
 
 
 def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
-    """Print a probe of this machine; with a server, also what it says of the machine.
+    """Print the measurements of this machine; with a server, also the server's verdict on them.
 
     Raises
     ------
     ProbeFailedError
         PyTorch is not installed, or a GPU is in use.
     ServerError
-        The server refuses it, or cannot be reached.
+        The server refuses the probe, or cannot be reached.
     """
     try:
         measured = probes.probe(seconds=seconds, busy=busy)
@@ -144,13 +144,13 @@ def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
 
 
 class NoMcpError(PacelineError):
-    """The extra of this command is not installed."""
+    """The optional package for this command is not installed."""
 
     code = "install.incomplete"
 
 
 def serve_tools(server: str, *, may_acknowledge: bool) -> None:
-    """Answer until standard input ends.
+    """Serve tools over standard input and output until standard input ends.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def serve_tools(server: str, *, may_acknowledge: bool) -> None:
             base_url=server,
             headers=credentials(),
             timeout=TIMEOUT,
-            # A proxy of the environment does not lead to this machine.
+            # A proxy in the environment cannot reach a loopback address.
             trust_env=not is_loopback(server),
         ) as client:
             tools = make_server(client, server, may_acknowledge=may_acknowledge)
@@ -180,12 +180,12 @@ def serve_tools(server: str, *, may_acknowledge: bool) -> None:
 
 
 def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
-    """Print the notices of a file of pulses; rows that were left out are said on standard error.
+    """Print the notices of a pulse file; print the number of skipped rows on standard error.
 
     Raises
     ------
     InvalidPulseError
-        The file holds no pulse.
+        The file contains no pulse.
     InvalidMetadataError
         The metadata cannot be read.
     """
@@ -211,7 +211,7 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
 
 
 def _hosts(meta: Path) -> dict[int, str]:
-    # Metadata need pydantic: a tenth of what small files take.
+    # Imported here, because pydantic takes a tenth of the time of a small file.
     from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
     from app.cli.files import read_metadata  # noqa: PLC0415
 

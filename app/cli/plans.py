@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 GIB: Final = 2**30
 MS_PER_S: Final = 1e3
 EQUAL: Final = 1e-9
-# Templates and pipelines that are printed; --json has all.
+# Number of templates and pipelines that are printed; --json prints all.
 MOST_LINES: Final = 16
 
 
@@ -54,7 +54,7 @@ def plan_whole_job(spec: JobSpec, budget: SearchBudget, *, as_json: bool) -> Non
 
 
 def show_job(document: JobDocument, console: Console) -> None:
-    """Print sizes, time, memory, pipelines, other sizes, losses of nodes, flags."""
+    """Print sizes, time, memory, pipelines, alternative sizes, losses of nodes, and flags."""
     times = document.iteration_time_ms
 
     def say(text: str) -> None:
@@ -127,7 +127,7 @@ def show_job(document: JobDocument, console: Console) -> None:
 
 
 def sizes_text(sizes: Parallelism) -> str:
-    """Return sizes as one writes them: ``dp 4 × pp 8 × tp 8, …``."""
+    """Return sizes as text: ``dp 4 × pp 8 × tp 8, …``."""
     text = f"dp {sizes.dp} × pp {sizes.pp} × tp {sizes.tp}, microbatch {sizes.microbatch}"
     if sizes.interleave > 1:
         text += f", {sizes.interleave} chunks"
@@ -220,7 +220,7 @@ PLAN_MS_PER_S = 1e3
 def plan_file(
     path: Path, method: str, objective: str, time_limit: float | None, *, as_json: bool
 ) -> None:
-    """Plan what a file specifies and print what came out."""
+    """Plan the specification in a file and print the plan."""
     spec = parse_any_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
     budget = SearchBudget(time.monotonic, deadline)
@@ -238,7 +238,7 @@ def plan_file(
 
 
 def read_spec(path: Path) -> object:
-    """Read a specification, or a profile that one names."""
+    """Read a specification, including a profile that the specification refers to."""
     try:
         return load_document(read_document(path))
     except FileError as error:

@@ -18,13 +18,13 @@ from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.wording import gpu_time, hours, percent
 
-# The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
+# The dashboard's fixed scale of slowdowns, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
     "#dfe2e7", "#e3d5b1", "#e2c37e", "#e3ad4d", "#e1931e", "#d97a06",
     "#cd6006", "#c04203", "#a82d13", "#8a1f1b", "#6b131b",
 )  # fmt: skip
 SCALE_STEP: Final = 0.05
-# The dashboard's colors of where the time goes: what is lost in those of slowdowns.
+# The dashboard's colors of the parts of the step time; lost time has the colors of slowdowns.
 BUDGET: Final = {
     Part.COMPUTING: "#7f8fc0",
     Part.OWN_SLOWNESS: "#d97a06",
@@ -39,20 +39,20 @@ BUDGET: Final = {
     Part.MISSING: "#b4bbc5",
 }
 BAR_WIDTH: Final = 80
-# A smaller share of the time is not worth a word.
+# Smallest share of the time that is printed.
 WORTH_SAYING: Final = 0.005
 FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
-# What a step of a rank passes with.
+# Parts of a rank's step time, each with its field in the report.
 BREAKDOWN: Final = {
     "computing": "computing_s",
     "exposed communication": "communication_s",
     "data": "data_s",
     "idle": "idle_s",
 }
-# Steps that are left out and named.
+# Number of left-out steps that are named individually.
 ODD_NAMED: Final = 4
 
 
@@ -62,7 +62,7 @@ def print_report(report: Report) -> None:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the verdict, and unless it is withheld the heatmap, the worst workers and fixes."""
+    """Print the verdict and, unless it is withheld, heatmap, slowest workers and fixes."""
     sizes, fidelity = report.sizes, report.fidelity
     steps, dropped = report.steps.analyzed, report.steps.dropped
     console.print(Text(report.verdict.sentence, style="bold"), soft_wrap=True)
@@ -116,7 +116,7 @@ def _show_budget(report: Report, console: Console) -> None:
 
 
 def _show_arrivals(report: Report, console: Console) -> None:
-    """Print the ranks that come last at collectives, and the leading rank's time by part."""
+    """Print the ranks that arrive last at collectives, and the parts of the leading rank's time."""
     found = report.arrivals
     if found is not None:
         at = report.machine(found.worst.rank).called if found.straggles else ""
@@ -147,7 +147,7 @@ def _parts(ranks: Sequence[RankBreakdown]) -> str:
 
 
 def _odd(report: Report) -> Iterator[str]:
-    """Yield lines on distrusted and left-out parts of the recording."""
+    """Yield lines about the parts of the recording that are unreliable or left out."""
     dropped = (*report.steps.odd, *report.steps.dropped)
     for step in dropped[:ODD_NAMED]:
         yield f"Step {step.step} is left out: {step.reason}"
@@ -216,7 +216,7 @@ def _slowdowns(report: Report) -> Iterator[str]:
 
 
 def _of(shown: Headline) -> str:
-    """Return the interval of the slowdown, or why it has none."""
+    """Return the interval of the slowdown, or the reason why there is none."""
     if shown.ci95 is None and shown.ci95_reason is not None:
         return f" (no interval: {shown.ci95_reason})"
     return _interval(shown.ci95)
@@ -241,9 +241,9 @@ def _color(slowdown: float) -> tuple[str, str]:
 
 
 def _show_heatmap(report: Report, console: Console) -> None:
-    """Draw stages down and DP ranks across; numbers where there is room for them.
+    """Draw stages from top to bottom and DP ranks from left to right, with numbers if they fit.
 
-    What does not fit the terminal continues in further blocks of DP ranks.
+    If the heatmap is wider than the terminal, it continues in further blocks of DP ranks.
     """
     exact = report.by_worker.exact
     room = max(console.width - STAGE_COLUMN, NUMBERED_CELL)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONTENT_TYPES: Final = {
     suffix: known.media_types[0]
     for known in FORMATS.values()
-    # Several recorders write JSON: the server looks which it is.
+    # Several recorders write JSON: the server detects the recorder.
     if known.recorder is None
     for suffix in known.suffixes
 }
@@ -40,7 +40,7 @@ UNREADABLE: Final = (
 )
 COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
-# What the files of a folder are sent as: the smallest that keeps their times exactly.
+# Format in which the operations of a folder are sent: the smallest that keeps their times exactly.
 SENT_AS: Final = "parquet"
 
 
@@ -54,7 +54,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
-    """A trace to send: a file as it is, or the archive of a folder."""
+    """A trace to send: an unchanged file, or the archive of a folder."""
 
     open_trace: Callable[[], Body]
     meta: Body | None
@@ -95,7 +95,7 @@ def _wait(api: Server, sent: Sent, console: Console) -> None:
     except ServerError as error:
         if error.stable_code != ForbiddenError.code:
             raise
-        # What was asked for is done: the trace is stored, and its analysis will be.
+        # The trace is stored and its analysis is queued, so an interrupted wait is no failure.
         console.print(UNREADABLE, soft_wrap=True)
         sys.stdout.write(f"{sent.url}\n")
         return
@@ -109,7 +109,7 @@ def content_type_of(path: Path) -> str:
 
 
 def metadata_body(path: Path, text: str) -> Body:
-    """Return metadata as a body of their file's format, JSON or YAML."""
+    """Return metadata as a body in the format of their file, JSON or YAML."""
     media_type = METADATA_TYPES.get(path.suffix.lower(), "application/yaml")
     return Body(text.encode(), media_type, path.name)
 
@@ -117,8 +117,8 @@ def metadata_body(path: Path, text: str) -> Body:
 def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _Outgoing:
     """Return the trace to send for a path.
 
-    The files of several ranks are joined here, and labels applied: operations are a fiftieth of the
-    bytes, and what is wrong with a file is known before anything is sent.
+    The files of several ranks are joined and labels are applied before sending: the operations have
+    a fiftieth of the files' bytes, and a fault in a file is reported before anything is sent.
     """
     meta = told.meta
     with reading(path):
@@ -145,7 +145,7 @@ def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _O
 
 
 def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack) -> _Outgoing:
-    """Return a file as it is, with a progress bar on a terminal."""
+    """Return an unchanged file, with a progress bar on a terminal."""
     text = None if meta is None else read_metadata(meta)
     columns = (TextColumn("Sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = stack.enter_context(

@@ -54,7 +54,7 @@ def answer_file(
 
 
 def _against(trace: Trace, without: tuple[Name, ...]) -> Against | None:
-    """Return the baseline of `paceline analyze`; None if the trace has no verdict."""
+    """Return the baseline that `paceline analyze` reports; None if the trace has no verdict."""
     try:
         headline = analyze(trace, without).report.headline
     except UnanalyzableError:
@@ -70,7 +70,7 @@ def question_of(
     scale: Sequence[str] = (),
     without: tuple[Name, ...] = (),
 ) -> Question:
-    """Read a question from the options of the command line."""
+    """Return the question that the options of the command line describe."""
     if keep and fix:
         raise InvalidQuestionError(
             "--keep makes all else ideal, so --fix cannot be combined with it"

@@ -51,11 +51,6 @@ from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
 from app.sessions.chunks.inbox import Backlog, backlog
 
-# Each server process writes its metrics into its own file every second. The process that answers a
-# scrape adds the other processes' files to its own metrics. Metrics about a process itself
-# (`process_…`, `python_…`) are those of the answering process.
-
-
 WRITE_EVERY_S: Final = 1.0
 # Metrics with the same value in every process, which are not summed: all processes share the disk.
 _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})

@@ -79,7 +79,7 @@ class ArrivingBody:
     limit : int
         Maximum size in bytes; a route may raise it before it reads the body.
     size : int
-            Bytes received so far.
+        Bytes received so far.
     """
 
     def __init__(

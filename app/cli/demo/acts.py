@@ -107,7 +107,7 @@ def _resolved(job: str, note: str) -> Callable[[Told], None]:
 
 
 def _applied(job: str) -> Callable[[Told], None]:
-    """Return that the first fix of the job's latest report was applied."""
+    """Record that the first fix of the job's latest report was applied."""
 
     def tell(told: Told) -> None:
         session = told.latest[job]
@@ -138,7 +138,7 @@ def _firing(container: Container, job: str) -> list[uuid.UUID]:
 _BAD: Final = host_name(BAD_HOST)
 
 ACTS: Final = (
-    # The host that is slow in two jobs.
+    # Acts about the host that is slow in two jobs.
     Act(
         BAD_FROM_H - 9.0,
         "north",
@@ -175,7 +175,7 @@ ACTS: Final = (
         "north",
         _noted("dense-110b", NoteKind.MAINTENANCE, f"Starts on {_BAD} after its repair"),
     ),
-    # The deployment.
+    # Acts about a deployment.
     Act(
         DEPLOYED_H,
         "north",
@@ -200,7 +200,7 @@ ACTS: Final = (
             "Rolled back to image 25.10: garbage is collected on all workers at once",
         ),
     ),
-    # The job that is divided anew and ends.
+    # Acts about the job that changes its parallelism and ends.
     Act(
         DIVIDED_H + 24.0,
         "south",
@@ -212,7 +212,7 @@ ACTS: Final = (
         _noted(DIVIDED, NoteKind.CONFIG_CHANGE, "Layers divided 18, 17, 17, 8 instead of 15 each"),
     ),
     Act(DIVIDED_ENDED_H, "south", _finished(DIVIDED)),
-    # Short remarks on the jobs of these days.
+    # Short comments on the jobs of the last days.
     Act(
         9 * 24.0,
         "north",

@@ -1,4 +1,4 @@
-"""`paceline demo`: an installation of its own with two weeks of a synthetic fleet to look at."""
+"""`paceline demo`: a separate installation with two weeks of a synthetic fleet."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from app.platform.settings import Settings
 
 
-# ---- Where the demo keeps its data: never where an installation keeps its own ------------------
+# ---- The demo's data directory: never that of an installation ----------------------------------
 
 
-# Settings that name where an installation keeps its data, or the keys to them. The demo has none of
-# these: it leaves what they name alone.
+# Settings that name the data of an installation, or the keys to the data. The demo ignores them, so
+# that it cannot change that data.
 OF_INSTALLATIONS: Final = (
     "database_url",
     "broker_url",
@@ -53,7 +53,7 @@ OF_INSTALLATIONS: Final = (
     "secret_keys",
     "secret_key_file",
 )
-# Says that a data directory is the demo's, and until when its history goes.
+# File that marks a data directory as the demo's, and contains the end of its history.
 MARK: Final = "demo.json"
 _SCHEMA: Final = "paceline.demo/1"
 
@@ -99,20 +99,20 @@ class Place:
 
 
 def default_demo_dir() -> Path:
-    """Return where the demo keeps its data: next to the data directory of an installation."""
+    """Return the default data directory of the demo: next to that of an installation."""
     theirs = default_data_dir()
     return theirs.with_name("demo" if theirs.name == "data" else f"{theirs.name}-demo")
 
 
 def settings_of_demo(settings: Settings, directory: Path | None) -> tuple[Settings, list[str]]:
-    """Return the demo's settings, and the variables of an installation that they leave out.
+    """Return the demo's settings, and the variables of an installation that the demo ignores.
 
     Parameters
     ----------
     settings : Settings
-        Of the environment.
+        Settings of the environment.
     directory : Path, optional
-        Where the demo is to keep its data.
+        Data directory of the demo.
     """
     defaults = type(settings).model_construct()
     given = [name for name in OF_INSTALLATIONS if name in settings.model_fields_set]
@@ -127,14 +127,14 @@ def open_place(directory: Path, *, fresh: bool) -> Place:
     Parameters
     ----------
     fresh : bool
-        Make it empty in any case.
+        Whether to empty it in any case.
 
     Raises
     ------
     InstanceRunningError
-        A demo runs there.
+        A demo runs on this directory.
     StartupError
-        It holds the data of an installation, or cannot be used.
+        The directory contains the data of an installation, or cannot be used.
     """
     if has_cluster(directory) and not is_demo(directory):
         raise StartupError(
@@ -159,7 +159,7 @@ def is_demo(directory: Path) -> bool:
 
 
 def refuse_demo(settings: Settings) -> None:
-    """Refuse to serve the demo's data as an installation's own.
+    """Refuse to serve the demo's data directory as an installation.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def ask_for_plan(server: Server, leaving: threading.Event) -> None:
     Parameters
     ----------
     leaving : Event
-        Ends the waiting.
+        Ends the wait when it is set.
     """
     plan = server.exchange("POST", "/api/v1/plans", REQUEST)["plan"]
     while server.get(f"/api/v1/plans/{plan}")["state"] in PlanState.UNDERWAY:
@@ -211,9 +211,9 @@ def ask_for_plan(server: Server, leaving: threading.Event) -> None:
             return
 
 
-# Its straggler also reports its times while it trains.
+# Job whose tensor-parallel straggler also reports its times during training.
 REPORTING: Final = "tensor-parallel"
-# That runs while you look (`app.cli.demo.live`, which takes a while to import).
+# Name of the live job (of `app.cli.demo.live`, whose import is slow).
 LIVE_JOB: Final = "live-13b"
 RECORD_EVERY_S: Final = 60.0
 
@@ -224,14 +224,14 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     Parameters
     ----------
     settings : Settings
-        Of the environment and the command line. What they say of an installation's data is left
-        alone.
+        Settings of the environment and the command line. Those that name an installation's data are
+        ignored.
     directory : Path, optional
-        Where the demo keeps its data.
+        Data directory of the demo.
     fresh : bool
-        Make the history anew.
+        Whether to write the history again.
     live : bool
-        Whether a job runs while you look.
+        Whether a live job runs meanwhile.
 
     Raises
     ------
@@ -240,10 +240,10 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     """
     own, left_alone = settings_of_demo(settings, directory)
     if "log_level" not in own.model_fields_set:
-        # A person reads along, and looks for the address.
+        # A person looks for the address between the lines of the log, so it has warnings only.
         own = own.model_copy(update={"log_level": "warning"})
     if "pulse_record_interval_s" not in own.model_fields_set:
-        # Each start of the demo is to be recorded.
+        # Short, so that a session of the live job is recorded at each start of the demo.
         own = own.model_copy(update={"pulse_record_interval_s": RECORD_EVERY_S})
     place = open_place(own.data_dir, fresh=fresh)
     _say(f"The demo keeps its data in {place.directory}")
@@ -281,7 +281,7 @@ def _told(*, live: bool) -> Meanwhile:
 
 @contextlib.contextmanager
 def _running(url: str, settings: Settings, *, live: bool) -> Iterator[None]:
-    """Run a job in a process of its own while the context lasts."""
+    """Run the live job in its own process while the context is open."""
     if not live:
         yield
         return
@@ -314,7 +314,7 @@ class _Making:
 
 @contextlib.contextmanager
 def _history(making: _Making, settings: Settings) -> Iterator[None]:
-    """Write the history while the context lasts, one process for each site."""
+    """Write the history while the context is open, in one process for each site."""
     scratch = Scratch()
     environment = {
         **settings.environment_of_child(os.environ),
@@ -323,7 +323,7 @@ def _history(making: _Making, settings: Settings) -> Iterator[None]:
     }
     count = sum(1 for run in runs() for _ in run.sessions())
     _say(f"Analyzing two weeks of {len(runs())} jobs, {count} sessions: about a minute")
-    # The processes end when their standard input does, however this one ends.
+    # The processes end when their standard input does, however this process ends.
     children = [
         spawn(
             [
@@ -352,7 +352,7 @@ def _history(making: _Making, settings: Settings) -> Iterator[None]:
 def _complete(
     making: _Making, children: Sequence[subprocess.Popen[bytes]], leaving: threading.Event
 ) -> None:
-    """Wait for the sites, then add what a running job reports, and a plan."""
+    """Wait for the history of all sites, then report tensor-parallel groups and request a plan."""
     began_s = time.monotonic()
     statuses = [child.wait() for child in children]
     making.over.set()
@@ -376,7 +376,7 @@ def _complete(
 
 
 def _reporting(until: datetime) -> SyntheticSession:
-    """Return the latest session of the job that also reports while it trains."""
+    """Return the latest session of the job whose groups also report during training."""
     session = SCENARIOS[REPORTING].synthesize(0, FAULT_SEED)
     run = next(run for run in runs() if run.name == session.job.name)
     *_, latest = run.sessions()
