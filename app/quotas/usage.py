@@ -43,23 +43,23 @@ class Use:
     sessions_this_hour: int
     """New sessions since the full hour."""
     bytes: int
-    """Of all its sessions that are there; bytes as they were sent."""
+    """Bytes of all stored sessions, as they were sent."""
     operations: int
-    """Of all its sessions that are there; bytes as they were sent."""
+    """Number of operations of all stored sessions."""
     hour_left_s: float
-    """Until `sessions_this_hour` is 0 again."""
+    """Seconds until `sessions_this_hour` starts again at 0."""
     open_sessions: int = 0
-    """That take chunks, where they were asked for."""
+    """Number of sessions that accept chunks; 0 if they were not counted."""
     producers: int = 0
-    """Of the open sessions, where they were asked for."""
+    """Number of producers of the open sessions; 0 if they were not counted."""
     jobs: int = 0
-    """That are there, where they were asked for."""
+    """Number of jobs; 0 if they were not counted."""
     attempts: int = 0
-    """That are there, where they were asked for."""
+    """Number of attempts of all jobs; 0 if they were not counted."""
     tensor_groups: int = 0
-    """That are there, where they were asked for."""
+    """Number of tensor-parallel groups; 0 if they were not counted."""
     probed_devices: int = 0
-    """Of all its probes, where they were asked for."""
+    """Number of devices in all probes; 0 if they were not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,9 @@ def use_of(
     Parameters
     ----------
     made : tuple of Quota
-        Of `MADE`, those that are counted; the others stay 0.
+        Quotas of `MADE` whose rows are counted; the use of the others is 0.
     opened : bool
-        Whether what is open is counted; else it stays 0.
+        Whether open sessions and producers are counted; otherwise their numbers are 0.
     """
     # One statement instead of one per count: `count` runs it under the lock that other senders of
     # the project wait for.
@@ -308,12 +308,12 @@ def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quo
     Parameters
     ----------
     quotas : tuple of Quota
-        Of which something is needed; the others may be used up.
+        Quotas that the request needs; other quotas may be used up.
 
     Raises
     ------
     QuotaExceededError
-        If nothing is left of one of them.
+        If one of these quotas is used up.
     """
     use = use_of(tx, project_id, made=(), opened=not set(quotas) <= set(SUMMED))
     for quota in quotas:
@@ -339,12 +339,12 @@ def count(  # noqa: PLR0913 - one of each
     size : int
         Bytes as they were sent.
     quotas : tuple of Quota
-        What the transaction adds to; what is open is counted only if they name it.
+        Quotas to which the transaction adds; open sessions are counted only if these need them.
 
     Raises
     ------
     QuotaExceededError
-        If that is over a quota; the transaction is to be rolled back.
+        If a quota is exceeded; the caller must roll the transaction back.
     """
     given = {
         "project": project_id,
@@ -373,12 +373,12 @@ def count(  # noqa: PLR0913 - one of each
 def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
     """Refuse a created row if it exceeds its quota, within the transaction that created it.
 
-    Others of the project that make or store something wait from then on.
+    Concurrent transactions of the project that create or store rows wait until this one ends.
 
     Raises
     ------
     QuotaExceededError
-        If there are more than may be; the transaction is to be rolled back.
+        If the quota is exceeded; the caller must roll the transaction back.
     """
     if quota.limit(settings) is None:
         return
@@ -393,7 +393,8 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     Parameters
     ----------
     tx : UnitOfWork
-        The one that takes them away, as the last that it does: the sum is exact whoever is killed.
+        The transaction that deletes them; call this function last in it, so that the sums are exact
+        whichever process is killed.
     """
     # The lock orders concurrent transactions: each has committed and is part of the sums, or adds
     # to them afterwards.

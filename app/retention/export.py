@@ -1,9 +1,9 @@
 """Use cases: export a session, a job or a project as a tar stream, and analyze sessions again.
 
-Each session is a folder: ``session.json`` (what lists show), ``meta.json`` and ``trace.parquet``
-(which `paceline analyze` and `paceline upload` take as they are), ``report.json`` and
-``heatmaps.npy``. What is not kept, or not there yet, is left out. One session is in memory at a
-time, read in a transaction of its own; one that is deleted meanwhile is left out, too.
+Each session is a folder: ``session.json`` (the fields of lists), ``meta.json`` and
+``trace.parquet`` (inputs of `paceline analyze` and `paceline upload`), ``report.json`` and
+``heatmaps.npy``. Files that are not stored are left out. One session at a time is in memory, read
+in its own transaction; a session that is deleted during the export is left out.
 """
 
 from __future__ import annotations
@@ -199,18 +199,18 @@ class Selection:
     """The sessions to analyze again."""
 
     states: tuple[SessionState, ...] = (SessionState.FAILED,)
-    """Of those that are through."""
+    """Only sessions in these final states."""
     job: str | None = None
-    """Only of this job."""
+    """Only sessions of this job."""
     before: datetime | None = None
-    """Only those whose state is older: after an update, those that the version before analyzed."""
+    """Only sessions whose state is older, as those that the previous version analyzed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManyAgain:
     """Number of queued sessions, and number of selected sessions that are left to queue.
 
-    `before` is what to ask with for the rest: those that were queued are not found again.
+    `before` is the parameter of the next request: sessions that are queued already do not match it.
     """
 
     queued: int
@@ -226,8 +226,7 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
     NotFoundError
         If there is no such session.
     ConflictError
-        ``session.open`` while its chunks arrive, ``session.trace_removed`` where nothing is left
-        to analyze.
+        ``session.open`` while its chunks arrive, ``session.trace_removed`` if it has no trace.
     """
     with container.uow() as tx:
         row = tx.session.execute(
@@ -260,12 +259,12 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
 def analyze_many_again(container: Container, selection: Selection, limit: int) -> ManyAgain:
     """Queue another analysis of the selected sessions, the newest first, in small transactions.
 
-    Cut off in the middle, what was queued stays so; asked again, the rest follows.
+    If the function is interrupted, the queued sessions stay queued; the next call queues the rest.
 
     Parameters
     ----------
     limit : int
-        Of how many at most: they wait in the same queue as what comes in.
+        Maximum number of queued sessions: they share a queue with new sessions.
     """
     queued = 0
     before = selection.before
@@ -308,7 +307,8 @@ def _again_has_trace() -> ColumnElement[bool]:
 def _queue(tx: UnitOfWork, session_id: uuid.UUID) -> bool:
     """Queue an analysis; return False if one is pending or the trace is gone.
 
-    The task run comes first, as everywhere: no two of these transactions can deadlock.
+    The row of the task run is written before that of the session, as in all transactions, so that
+    no two of them can deadlock.
     """
     with tx.session.begin_nested() as attempt:
         tx.enqueue(ANALYZE_SESSION, session_id)

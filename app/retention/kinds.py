@@ -53,7 +53,7 @@ class Kind:
     """A kind of data with a retention rule."""
 
     name: str  # of the member of `RetentionRules`
-    # title: name on pages; what: use of the data, in words
+    # title: name on pages; what: description of the data
     title: str
     what: str
     items: Callable[[int, datetime], Items]  # takes the project and the time; returns what there is
@@ -90,7 +90,8 @@ def _may_go() -> ColumnElement[bool]:
 def _locked(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> list[uuid.UUID]:
     """Lock sessions and return those that may still be deleted.
 
-    What is asked for meanwhile (another analysis, a pin) either came first, or is refused.
+    A concurrent request for a session (another analysis, a pin) either came first and exempts the
+    session, or is refused.
     """
     query = select(Session.id).where(Session.id.in_(sessions), _may_go()).with_for_update()
     return list(tx.session.execute(query).scalars())

@@ -1,8 +1,7 @@
 """Use cases: change retention rules, apply them, pin sessions, rename and archive jobs.
 
-A pass removes what exceeds a rule, the oldest first, in small transactions: first the rows that
-refer to bytes, then, from a list of their own, the bytes. A pass that was killed is continued by
-the next.
+A pass deletes the data that exceed a rule, the oldest first, in small transactions: first the rows
+that refer to blobs, then the blobs, from a list. The next pass continues one that was killed.
 """
 
 from __future__ import annotations
