@@ -77,7 +77,7 @@ class Site:
     Parameters
     ----------
     directory : Path, optional
-        Need not be there: then nothing was built. This installation's own without one.
+        Folder of the built documentation, which may be missing; default: this installation's own.
     """
 
     def __init__(self, directory: Path | None = None) -> None:

@@ -53,9 +53,9 @@ class Remembered(Generic[T]):
     Parameters
     ----------
     find : callable
-        Finds it out, in a thread; one at a time, while others wait for its answer without one.
+        Computes the value in a thread; concurrent requests wait for the same computation.
     for_s : float
-        How long an answer holds.
+        Time for which a value is valid, s.
     clock : callable
         Returns seconds.
     """

@@ -1,7 +1,8 @@
 """Prometheus metrics: counters of this process, and gauges read from the database at a scrape.
 
-Of a server of several processes each writes its metrics into a file every second; the process that
-answers a scrape adds up all files. ``process_…`` and ``python_…`` are those of that process alone.
+Each process of a server writes its metrics into its own file every second; the process that answers
+a scrape adds the other processes' files to its own metrics. Metrics about a process itself
+(``process_…``, ``python_…``) are those of the answering process.
 """
 
 from __future__ import annotations

@@ -131,9 +131,9 @@ def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: 
     Parameters
     ----------
     named : Resource
-        Whose they are.
+        The process that the metrics describe.
     since_ns, now_ns : int
-        Unix time at which counting began, and of the values; ns.
+        Unix times, ns, of the start of counting and of the values.
     """
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
         MetricsData,

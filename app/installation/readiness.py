@@ -122,8 +122,8 @@ class Part:
 class ReadinessProbe:
     """Checks the database, its schema, the broker and the workers.
 
-    Each is given a budget: probes of orchestrators give up after a second or more, and a part that
-    hangs must be named by then. While it hangs it is not asked again.
+    Each check has a time limit: probes of orchestrators give up after a second or more, and the
+    answer must name a hanging component before. While a check hangs, it is not started again.
     """
 
     def __init__(self, container: Container) -> None:
@@ -205,7 +205,7 @@ def broker_part(container: Container, *, quietly: bool = False) -> Part:
     Parameters
     ----------
     quietly : bool
-        Say it as what is looked at often.
+        Whether to log the reason at a low level, for checks that are frequent.
     """
     settings = container.settings
     if settings.broker_url is None:
@@ -272,7 +272,7 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
     Parameters
     ----------
     blobs : Placed or None
-        None if the database was not asked.
+        Numbers of blobs; None if the database was not queried.
     """
     where = ""
     if blobs is not None:

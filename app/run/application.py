@@ -183,8 +183,8 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
     """Return the parts that all applications of a process share: pages, and stateless routes.
 
-    These routes get container and application from the request; creating all 230 takes half a
-    second.
+    These routes read container and application from the request; creating all 230 routes takes
+    half a second.
     """
     assets = installed_assets()
     pages = Pages(assets, navigation, UPLOADED_BYTES)
