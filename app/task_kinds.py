@@ -35,8 +35,8 @@ from app.platform.resources import limited_memory
 from app.platform.tasks.runs import follower
 from app.sessions.chunks.intake import move_session
 
-# Number of the attempt whose delay precedes the next attempt at an action whose workers were killed:
-# the shorter delays of earlier attempts have not helped.
+# An action whose workers were killed is attempted again after the delay of this attempt's number: the
+# shorter delays of earlier attempts have not helped.
 DELAY: Final = 3
 
 
