@@ -35,8 +35,8 @@ from app.platform.resources import limited_memory
 from app.platform.tasks.runs import follower
 from app.sessions.chunks.intake import move_session
 
-# An action whose workers were killed is attempted again after the delay of this attempt's number: the
-# shorter delays of earlier attempts have not helped.
+# An action whose workers were killed is attempted again after the delay of the attempt with this
+# number: the shorter delays before it have not helped.
 DELAY: Final = 3
 
 
