@@ -1,11 +1,11 @@
-"""`make gpu-check`: hooks, pulse and NVML on a real GPU: order, clocks, and what they cost.
+"""`make gpu-check`: hooks, pulse and NVML on a real GPU: order, clocks and cost.
 
-A small transformer under FSDP2, on one GPU, is recorded for some steps to nowhere. Every operation
-has to lie within its step by the host's clock, in the order of the program, with the waits for
-earlier reductions inside of the backward. Meanwhile its pulse goes to a listener of this process:
-rows have to follow the host's clock, what is compiled must not count as computing, and the device
-is read by NVML. Without a GPU it says so and does nothing; without ``nvidia-ml-py`` only the
-reading is left out. It needs PyTorch and the client, and no server.
+Some steps of a small transformer under FSDP2 on one GPU are recorded and not sent. Every operation
+has to lie within its step by the host's clock, in the order of the program, and the waits for
+earlier reductions within the backward pass. Meanwhile the pulse is sent to a listener in this
+process: its rows have to follow the host's clock, compilation must not count as computing, and NVML
+is read. Without a GPU it prints that and checks nothing; without ``nvidia-ml-py`` it does not read
+NVML. It needs PyTorch and the client, and no server.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any, Final
 
 STEPS: Final = 40
 WARM_UP: Final = 10
-# By so much a device's clock may be off the host's: an event is read a little after it happened.
+# Allowed difference between the clocks of device and host: an event is read after it happened.
 CLOCK_NS: Final = 2_000_000
 _GZIP: Final = b"\x1f\x8b"
-# A step of the pulse differs from that of the host's clock by as much, of single steps and of all.
+# Allowed difference of step times between pulse and host clock, for single steps and for their sum.
 _STEP_OFF: Final = 0.25
 _ALL_OFF: Final = 0.05
 _COMPILES_S: Final = 1.0
@@ -50,7 +50,7 @@ class Row:
 
 
 def main() -> int:
-    """Return 0 where all holds, or there is nothing to check."""
+    """Return 0 if all checks pass, or if there is no GPU."""
     try:
         import torch  # noqa: PLC0415 - not installed everywhere
     except ImportError:
@@ -69,7 +69,7 @@ def main() -> int:
 
 @dataclass
 class Heard:
-    """What came of the pulse: bodies, by the address that they are sent to."""
+    """Received bodies of the pulse, by the path of their request."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Heard:
         found = {}
         for body in self.bodies:
             columns = body["columns"]
-            # Null where there is none, else the difference to the last value that was there.
+            # Null for a missing value, otherwise the difference to the last value before it.
             values = {name: _summed(column) for name, column in columns.items()}
             for at, took in enumerate(columns["step_ns"]):
                 if took is not None:
@@ -93,7 +93,7 @@ def _summed(column: list[int | None]) -> list[int]:
 
 @contextmanager
 def _listening() -> Iterator[Heard]:
-    """Take the pulse as a server does; shares of sessions are refused for now, and stay."""
+    """Accept the pulse as a server does; chunks of sessions are refused with a request to retry."""
     heard = Heard()
 
     class Handler(BaseHTTPRequestHandler):
@@ -132,7 +132,7 @@ def _listening() -> Iterator[Heard]:
 
 
 def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
-    """Read the device by NVML; yield what is wrong with that, and with what the pulse says."""
+    """Read the device by NVML; yield the faults of the reading and of the pulse's counters."""
     from paceline_client.gpu import GpuMonitor, gpu_of  # noqa: PLC0415 - as PyTorch
 
     if importlib.util.find_spec("pynvml") is None:
@@ -172,7 +172,7 @@ def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not type
 
 
 def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -> Iterator[str]:
-    """Yield what is wrong with the rows of a pulse.
+    """Yield the faults in the rows of a pulse.
 
     `ends_ns` are the ends of steps from `first` on by the host's clock; in step `compiled` code was
     compiled.
@@ -246,8 +246,8 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     ends_ns = train(STEPS, monitor.step)
     monitor.wait(30.0)
 
-    # The same forward, through code that takes a second to compile anew: the first time the
-    # compiler is loaded, too.
+    # The same forward pass through code whose compilation takes a second; the first compilation
+    # also loads the compiler.
     def compiles(module: Any, _inputs: Any) -> Any:  # noqa: ANN401 - not typed here
         time.sleep(_COMPILES_S)
         return module.forward
@@ -302,7 +302,7 @@ def _rows(spool: Path) -> Iterator[Row]:
 
 
 def _faults(rows: list[Row], first: int, ends_ns: list[int]) -> Iterator[str]:
-    """Yield what is wrong with what was recorded; `ends_ns` are the ends of its steps."""
+    """Yield the faults of the recorded operations; `ends_ns` are the ends of the steps."""
     for step in range(first, first + STEPS):
         mine = [row for row in rows if row.step == step]
         begin, end = ends_ns[step - first], ends_ns[step - first + 1]

@@ -1,13 +1,13 @@
-"""The flush of a big job: every rank sends its chunks at once, while pages are looked at.
+"""The flush of a large job: every rank sends its chunks at once, while pages are read.
 
-The whole installation is real: ``paceline serve`` with its embedded PostgreSQL, durable as in
-production, and its workers, in processes of their own. Prints for each version seconds until every
-chunk was acknowledged and until the session is sealed and reported, chunks a second and a processor
-second of the server (its workers and PostgreSQL with it), answers 429, and how long pages took
-meanwhile. Fails where a chunk was lost.
+The installation is real: ``paceline serve`` with its embedded PostgreSQL, durable as in production,
+and its workers, in separate processes. Prints for each version: seconds until every chunk was
+acknowledged and until the session is sealed and reported; chunks a second, and chunks a processor
+second of the server with its workers and PostgreSQL; answers 429; and response times of pages
+meanwhile. Fails if a chunk was lost.
 
-``--before DIR`` runs a checkout of another version first, in the same way: on a machine that does
-other things as well, only the ratio of the two says something.
+``--before DIR`` runs a checkout of another version first, in the same way: on a machine with other
+load, only the ratio of the two versions is meaningful.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _STORED: Final = (200, 202)
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What each sender sends: the bodies of its chunks in order."""
+    """The bodies of each sender's chunks, in order."""
 
     bodies: tuple[tuple[bytes, ...], ...]
     operations: int
 
     @property
     def chunks(self) -> int:
-        """Return how many there are together."""
+        """Return the number of chunks of all senders."""
         return sum(map(len, self.bodies))
 
 
 @dataclass(slots=True)
 class Heard:
-    """What the server answered."""
+    """Answers of the server."""
 
     acknowledged: int = 0
     busy: int = 0
@@ -83,7 +83,7 @@ class Flush:
     state: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the figures for a person."""
+        """Yield the figures as lines of text."""
         pages_ms = sorted(1e3 * one for one in self.heard.pages_s)
         p95_ms = pages_ms[int(0.95 * (len(pages_ms) - 1))] if pages_ms else float("nan")
         middle_ms = statistics.median(pages_ms) if pages_ms else float("nan")
@@ -101,7 +101,7 @@ class Flush:
 
 
 def make_shares(senders: int, chunks: int) -> Shares:
-    """Return the shares of a synthetic job, one sender a rank."""
+    """Return the chunks of a synthetic job, for one sender a rank."""
     if senders % _STAGES:
         raise SystemExit(f"Senders are a multiple of {_STAGES}.")
     sizes = Sizes(dp=senders // _STAGES, pp=_STAGES)
@@ -125,7 +125,7 @@ def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
 
 
 def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
-    """Run one version and send it the shares."""
+    """Run one version and send it the chunks."""
     with serving(tree, extra) as there:
         asyncio.run(settled(there.address, there.pid))
         return asyncio.run(_flush(version, there.address, there.pid, shares))
@@ -133,8 +133,8 @@ def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = (
 
 async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
     heard = Heard()
-    # Whoever looks at pages has a processor's time of their own: among a thousand senders of one
-    # process they would wait for these.
+    # A separate process reads pages: in the process of a thousand senders its times would include
+    # theirs.
     spawning = multiprocessing.get_context("spawn")
     mine, theirs = spawning.Pipe()
     looking = spawning.Process(target=_look_in_turn, args=(address, theirs), daemon=True)
@@ -165,7 +165,7 @@ async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
 
 
 async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard) -> None:
-    """Send a rank's chunks one after the other, as the client does: again where it was put off."""
+    """Send a rank's chunks one after the other, with the retries that the server requests."""
     line = Line(address)
     try:
         for number, body in enumerate(bodies):
@@ -185,7 +185,7 @@ async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard
 
 
 def _look_in_turn(address: str, told: Connection) -> None:
-    """Look at one page after the other until something is said; then say how long each took."""
+    """Read one page after the other until a message arrives; then send the response times."""
     told.send("begun")
     told.send(asyncio.run(_look(address, told)))
 
@@ -216,7 +216,7 @@ async def _reported(address: str) -> Any:  # noqa: ANN401 - an answer
 
 
 def main() -> None:
-    """Print the figures; fail where something was lost."""
+    """Print the figures; fail if a chunk was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--senders", type=int, default=1024)
     parser.add_argument("--chunks", type=int, default=4, help="of each sender")

@@ -1,10 +1,10 @@
 """The pulse of a large job at a step a second: ``python -m benchmarks.load pulse``.
 
-The installation is real, as in `benchmarks.load`. Each host sends a body every five seconds, the
-hosts one after the other, as the client does. Before them, and while they send, pages are read and
-a session's chunks are sent. Prints rows a second, the processor's share, the seconds from the
-answer to a body until a worker has taken it, what is written a day, and how long pages and chunks
-took with the pulse and without.
+The installation is real, as in `benchmarks.load`. Each host sends a body every five seconds, at
+times that are spread over the hosts, as the client does. Before and during this, pages are read and
+chunks of a session are sent. Prints rows a second, the processor's share, the seconds from the
+answer to a body until a worker has stored it, bytes written a day, and the response times of pages
+and chunks with and without the pulse.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TAKEN_EVERY_S: Final = 0.1
 _DAY_S: Final = 86_400
 _ACCEPTED: Final = 202
 _DRAINED_S: Final = 120.0
-# Rows that are made into bodies in a second, on a machine that does other things as well.
+# Rows that are encoded into bodies in a second, on a machine with other load.
 _PREPARED_ROWS_S: Final = 40_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The bodies of one host, and when each is due, seconds from the start."""
+    """The bodies of one host, with the time of each, seconds from the start."""
 
     due_s: Sequence[float]
     bodies: Sequence[bytes]
@@ -53,7 +53,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Looked:
-    """How long pages and chunks took, seconds."""
+    """Response times of pages and chunks, s."""
 
     pages_s: list[float] = field(default_factory=list)
     chunks_s: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Looked:
 
 @dataclass(slots=True)
 class Heard:
-    """What the server answered: when, how many rows were in it, and after how long."""
+    """The time, the number of rows and the response time of each answered body."""
 
     at_s: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How many rows the workers had taken by when."""
+    """Number of rows that workers had stored, by time."""
 
     at_s: Sequence[float]
     rows: Sequence[int]
@@ -80,7 +80,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for."""
+    """Sizes of the requested load."""
 
     hosts: int
     ranks: int
@@ -91,7 +91,7 @@ class Load:
 
 
 def bodies_of(rows: Pulses, hosts: int, ranks: int, start_ns: int) -> list[Sent]:
-    """Return what each host sends: a body every five seconds, at a moment of its own."""
+    """Return the bodies of each host: one every five seconds, at the host's own offset."""
     columns = [getattr(rows, name) for name in Row._fields]
     at = Row._fields.index("time_ns")
     columns[at] = columns[at] - int(columns[at].min()) + start_ns
@@ -137,14 +137,14 @@ async def _send(address: str, sent: Sent, began_s: float, heard: Heard) -> None:
 
 
 async def _look(address: str, looked: Looked, chunk: bytes, over: asyncio.Event) -> None:
-    """Read pages and send chunks in turn until it is over."""
+    """Read pages and send chunks in turn until the load ends."""
     line = Line(address)
     turn = 0
     while not over.is_set():
         began_s = time.monotonic()
         await line.ask("GET", _PAGES[turn % len(_PAGES)])
         looked.pages_s.append(time.monotonic() - began_s)
-        # A session that is never sealed: what its analysis takes would be of it alone.
+        # A session that is never sealed, so that no analysis adds to the load.
         path = f"/api/v1/jobs/ingest/attempts/1/sessions/1/chunks/r{id(looked)}/{turn}"
         began_s = time.monotonic()
         status, _, content = await line.ask("PUT", path, chunk)
@@ -157,7 +157,7 @@ async def _look(address: str, looked: Looked, chunk: bytes, over: asyncio.Event)
 
 
 async def _watch(url: str, over: asyncio.Event) -> Taken:
-    """Note how many rows are taken, until it is over."""
+    """Record the number of stored rows until the load ends."""
     at_s, rows = [], []
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while not over.is_set():
@@ -170,7 +170,7 @@ async def _watch(url: str, over: asyncio.Event) -> Taken:
 
 
 def lags_s(heard: Heard, taken: Taken) -> list[float]:
-    """Return for each body the seconds from its answer until a worker had taken it."""
+    """Return for each body the seconds from its answer until a worker had stored it."""
     order = np.argsort(heard.at_s)
     sent = np.cumsum(np.array(heard.rows)[order])
     first = np.searchsorted(np.array(taken.rows), sent)
@@ -181,14 +181,14 @@ def lags_s(heard: Heard, taken: Taken) -> list[float]:
 
 
 def _prepared(load: Load) -> tuple[list[Sent], float]:
-    """Return what hosts send, and when they begin by the monotonic clock."""
+    """Return the bodies of all hosts, and the start by the monotonic clock."""
     world = load.hosts * load.ranks
     dials = PulseDials(
         dp=world // _STAGES,
         pp=_STAGES,
         steps=int(load.seconds / load.step_s),
         host_ranks=load.ranks,
-        # The network adds to what the slowest rank takes.
+        # The step time is that of the slowest rank plus that of the network.
         step_s=load.step_s / 0.89,
     )
     rows = PulseJob.healthy(dials, stream(1, "load")).rows()
@@ -217,7 +217,7 @@ async def _settled(there: Installation) -> float:
 
 
 async def _measure(there: Installation, load: Load, chunk: bytes) -> bool:
-    """Print what is measured; return whether all of it was taken in time."""
+    """Print the measured values; return whether all rows were stored in time."""
     url = running_url(there.data_dir)
     if url is None:
         raise SystemExit("the installation's database does not run")
@@ -269,7 +269,7 @@ def _lines(load: Load, sent: Sequence[Sent], heard: Heard, passed_s: float) -> I
 
 
 async def _drained(url: str) -> int:
-    """Wait until no body waits; return how many still do."""
+    """Wait until no body waits; return the number of bodies that still wait at the time limit."""
     until_s = time.monotonic() + _DRAINED_S
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while True:
@@ -282,7 +282,7 @@ async def _drained(url: str) -> int:
 
 
 async def _kept(url: str, rows: int) -> str:
-    """Return what is kept, in words."""
+    """Return the stored rows and bytes as text."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         found = await database.execute(
             "SELECT (SELECT sum(octet_length(body)) FROM pulse_block),"
@@ -301,7 +301,7 @@ async def _kept(url: str, rows: int) -> str:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    """Return the median and the 95th percentile, in words."""
+    """Return the median and the 95th percentile as text."""
     if not seconds:
         return "never"
     middle, high = np.quantile(np.array(seconds) * 1e3, [0.5, 0.95])
@@ -313,7 +313,7 @@ def _a_day(bytes_a_second: float) -> str:
 
 
 def measure_pulse(tree: Path, load: Load, chunk: bytes) -> bool:
-    """Run an installation, send it a pulse and print the figures; return whether none was lost."""
+    """Send an installation a pulse and print the figures; return whether no row was lost."""
     extra = () if load.workers == 1 else ("--workers", str(load.workers))
     with serving(tree, extra) as there:
         return asyncio.run(_measure(there, load, chunk))

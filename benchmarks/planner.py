@@ -1,10 +1,10 @@
-"""Planning times of every method, and Ditto's templates held against the proven optimum.
+"""Planning times of every method, and Ditto's templates compared with the proven optimum.
 
 ``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
 the table of docs/planner.md.
 The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile next to that in
-PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
-equal blocks are planned.
+PACELINE_REFERENCE_DATA, contains the published profile of GPT2-XL (``layers.json``); without it
+only models of equal blocks are planned.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from benchmarks.support.measuring import peak_bytes
 
 _REPEATS: Final = 20
 _LARGE: Final = (32, 64, 128, 256, 512)
-# Whole jobs by their GPUs, and what is meant of them.
+# Whole jobs by their number of GPUs, with the target of each.
 _JOBS: Final = (128, 1024)
 _JOB_MEANT: Final = {128: "1 s, proven", 1024: "30 s, a gap of 5 %"}
 _JOB_TYPES: Final = ("A100", "H100", "H200", "L40S")
 _JOB_LIMIT_S: Final = 25.0
-# After so long the optimal search says how far it may be off, and other methods are given up.
+# Time limit, s: afterwards the optimal search returns its bound, and other methods are stopped.
 _TIME_LIMIT_S: Final = 10.0
-# A search to the end that takes longer than this is cut short: the benchmark ends on any machine.
+# Time limit of a complete search, s, so that the benchmark ends on any machine.
 _LONGEST_S: Final = 120.0
 MIB: Final = 1024 * 1024
 
@@ -64,7 +64,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Return every example that can be made here."""
+    """Return the examples whose data are available on this machine."""
     folder = reference_profile()
     found = []
     for speeds in SPEEDS:
@@ -89,19 +89,19 @@ def large_cluster(gpus: int, layers: int = 98) -> Spec:
 
 
 def planning_seconds(spec: Spec, method: str) -> float:
-    """Return how long planning took.
+    """Return the planning time, s.
 
     Raises
     ------
     InfeasiblePlanError
-        The method has no answer, or none in `_TIME_LIMIT_S`.
+        The method has no answer, or none within `_TIME_LIMIT_S`.
     """
     budget = SearchBudget(time.perf_counter, time.perf_counter() + _TIME_LIMIT_S)
     return plan(spec, method=method, budget=budget, compare=False).planning_time_s
 
 
 def other_methods(spec: Spec) -> str:
-    """Return the planning times of every method but the optimal one."""
+    """Return the planning times of every method except the optimal search."""
     cells = []
     for method in METHODS[1:]:
         began = time.perf_counter()
@@ -152,7 +152,7 @@ def _p95(seconds: list[float]) -> float:
 
 
 def _in_own_process(option: str, gpus: int) -> str:
-    """Plan a large cluster in a process that does nothing else, for its peak memory."""
+    """Plan a large cluster in a separate process, which measures its peak memory."""
     done = subprocess.run(  # noqa: S603 - this interpreter and our own module
         [sys.executable, "-m", "benchmarks.planner", option, str(gpus)],
         check=True,
@@ -163,7 +163,7 @@ def _in_own_process(option: str, gpus: int) -> str:
 
 
 def measure_large(gpus: int) -> str:
-    """Plan a large cluster to the end, again for some seconds only, and by other methods."""
+    """Plan a large cluster by a complete search, by one of limited time, and by other methods."""
     warm_up()
     spec = large_cluster(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
@@ -250,7 +250,7 @@ def ditto_table() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print what the arguments ask for."""
+    """Print the times, or with `--table` the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
     parser.add_argument("--job", type=int, choices=_JOBS, help="one whole job only, by its GPUs")

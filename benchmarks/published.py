@@ -1,11 +1,12 @@
-"""Our report against the published analyzer's, on the same file in the same run.
+"""Times of our report and of the published analyzer, on the same file in the same run.
 
-The analyzer is named by the folder of its checkout; its interpreter needs its requirements, with
-pandas 2: it writes into arrays that pandas 3 makes read-only. Compared are whole processes, start
-to end, because that is how it is used: its main program, and with it the two for M_S and M_W,
-which read what the first has written; ours holds them all. Then its main function, and with it the
-two others, and our report, both in processes that have done it before, from the file to the
-result, with nothing written: M_S and M_W find the files that the whole processes left behind.
+The checkout of the analyzer is an argument; its interpreter needs the analyzer's requirements, with
+pandas 2, because it writes into arrays that pandas 3 makes read-only. Whole processes are compared,
+because users run them: the analyzer's main program, and with it the two programs for M_S and M_W,
+which read the files of the first; our report contains all of these values. Then functions are
+compared in processes that have run them before: the analyzer's main function, and with it the two
+others, and our report, from the file to the result, without writing files. M_S and M_W read the
+files that the whole processes have written.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SHOWN_CHARS: Final = 2000
 _MAIN: Final = "main"
 _ALL: Final = "all"
 
-# What its programs call, once for each line that it reads; its log goes to standard error.
+# Program for the analyzer's interpreter: it calls a function of the analyzer for each line that it
+# reads, and prints the time; the analyzer's log goes to standard error.
 _DRIVER: Final = f"""
 import json
 import sys
@@ -57,7 +59,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The analyzer and one trace; what it writes goes to `directory`."""
+    """The analyzer with one trace; it writes its files into `directory`."""
 
     checkout: Path
     python: str
@@ -74,7 +76,7 @@ class _Published:
 
     @property
     def environment(self) -> dict[str, str]:
-        # Its modules name each other both ways.
+        # The analyzer's modules import each other by two different paths.
         folders = (self.checkout, self.checkout / "analyzer")
         return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
@@ -93,7 +95,7 @@ class _Published:
 
 
 def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> list[str]:
-    """Return lines for each trace with the times of both and the speed-up."""
+    """Return lines for each trace with the times of both programs and the speed-up."""
     lines = []
     for trace in traces:
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
@@ -124,7 +126,7 @@ def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
 
 
 def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
-    """Time what its main program calls, and what all three call; their files are there already."""
+    """Time the analyzer's main function, and all three functions, whose input files exist."""
     warm_up()
     arguments = (theirs.meta, theirs.trace.path, theirs.directory, theirs.result)
     with subprocess.Popen(  # noqa: S603 - ours

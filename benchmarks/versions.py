@@ -1,8 +1,8 @@
-"""Reports of this version against those of another: ``python -m benchmarks.versions DIR``.
+"""Times of reports of this version and of another one: ``python -m benchmarks.versions DIR``.
 
-DIR is a checkout of the other one, whose source runs in this interpreter with the packages that are
-installed. A process of each reports and decodes the same files in turns; processor time counts.
-Both are held against the same decoding, which is pyarrow's.
+DIR is a checkout of the other version, whose source runs in this interpreter with the installed
+packages. One process of each version reports and decodes the same files in turns; processor time
+counts. Both are divided by the same time of decoding by pyarrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from benchmarks.traces import BenchTrace, make_traces
 _TURNS: Final = 15
 _HERE: Final = Path(__file__).resolve().parent.parent
 
-# One line of a file and its metadata brings the times of a report and of decoding, s.
+# The process reads paths of a file and its metadata, a line each pair, and prints the times of a
+# report and of decoding, s.
 _DRIVER: Final = """
 import gc, json, sys, time
 from pathlib import Path
@@ -63,13 +64,13 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Processor seconds of one version's reports, and of decoding with each."""
+    """Processor seconds of one version's reports, and of decoding after each."""
 
     report_s: tuple[float, ...]
     decode_s: tuple[float, ...]
 
     def over(self, decode_s: tuple[float, ...]) -> float:
-        """Return report over decoding, of medians."""
+        """Return the median report time over the median decoding time."""
         return statistics.median(self.report_s) / statistics.median(decode_s)
 
 
@@ -79,7 +80,8 @@ def measure_versions(other: Path, traces: list[BenchTrace], turns: int) -> Itera
         for trace in traces:
             pairs = _in_turns(ours, theirs, trace, turns)
             mine, base = (_Times(*zip(*times, strict=True)) for times in zip(*pairs, strict=True))
-            # pyarrow decodes for both; the garbage of which process is collected first is neither's
+            # pyarrow decodes for both versions; the other version's garbage must not count, so it
+            # is collected before.
             both_s = mine.decode_s + base.decode_s
             against = [new / old for new, old in zip(mine.report_s, base.report_s, strict=True)]
             low, middle, high = statistics.quantiles(against, n=4)
@@ -95,7 +97,7 @@ def measure_versions(other: Path, traces: list[BenchTrace], turns: int) -> Itera
 def _in_turns(
     ours: subprocess.Popen[str], theirs: subprocess.Popen[str], trace: BenchTrace, turns: int
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Return what both took, each first as often as second, after one unmeasured turn."""
+    """Return the times of both versions, each first equally often, after one unmeasured turn."""
     pairs = []
     for turn in range(-1, turns):
         if turn % 2:
