@@ -27,7 +27,7 @@ class Fault:
     column: str | None = None
     """Name of the column or key."""
     file: str | None = None
-    """Path within the received folder or archive."""
+    """Path within the folder or archive that was sent."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fault without the unset positions."""

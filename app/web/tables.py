@@ -234,6 +234,24 @@ class Written:
             yield "\n"
 
 
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot call `Listed[Row](…)`
+class Listed(Generic[R]):
+    """Records that a page shows as a table, and that the table's CSV file contains."""
+
+    kind: type[R]  # the dataclass of the records, which names the columns of the file
+    rows: Sequence[R]
+    shown: Sequence[Shown[R]]
+
+    def drawn(self, csv: str, classes: str) -> Drawn:
+        """Return the table of the page."""
+        return drawn(self.shown, self.rows, csv=csv, classes=classes)
+
+    @property
+    def table(self) -> Table:
+        """Return the table of the CSV file."""
+        return Table.of(self.kind, self.rows)
+
+
 def csv_file(name: str, table: Table | Written) -> StreamingResponse:
     """Return a table as a CSV download that is not cached.
 
