@@ -60,12 +60,16 @@ _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
 class MetricsOfAll:
     """Writes the metrics of this process to its file, and sums the metrics of all processes.
 
+    The library's own multiprocess mode is not used: it is chosen for a whole process when the
+    library is imported, shares values among the applications of a process, and keeps the gauges of
+    a process that has died until its supervisor removes them.
+
     Parameters
     ----------
     place : Place
-        This process's among those of the server.
+        The place of this process among those of the server.
     registry : CollectorRegistry
-        What this process counts.
+        The metrics that this process counts.
     """
 
     def __init__(self, place: Place, registry: CollectorRegistry) -> None:
