@@ -134,16 +134,16 @@ def _trained(url: str) -> tuple[dict[str, tuple[str, ...]], float, int]:
         optimizer = torch.optim.Adam(model.parameters())
         before = threading.active_count()
         monitor = _attach(url, way, model)
-        found = []
+        results = []
         for _ in range(_TRAINED):
             loss = model(torch.randn(256, 64)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item().hex())
+            results.append(loss.item().hex())
             if monitor is not None:
                 monitor.step()
-        losses[way] = tuple(found)
+        losses[way] = tuple(results)
         if monitor is not None:
             threads = threading.active_count() - before if way == "pulse" else threads
             monitor.close()

@@ -61,7 +61,7 @@ class Shares:
 
 
 @dataclass(slots=True)
-class Heard:
+class Answers:
     """Answers of the server."""
 
     acknowledged: int = 0
@@ -78,20 +78,20 @@ class Flush:
     acknowledged_s: float
     reported_s: float
     processor_s: float
-    heard: Heard
+    answers: Answers
     taken: int
     state: str
 
     def lines(self) -> Iterator[str]:
         """Yield the figures as lines of text."""
-        pages_ms = sorted(1e3 * one for one in self.heard.pages_s)
+        pages_ms = sorted(1e3 * seconds for seconds in self.answers.pages_s)
         p95_ms = pages_ms[int(0.95 * (len(pages_ms) - 1))] if pages_ms else float("nan")
         middle_ms = statistics.median(pages_ms) if pages_ms else float("nan")
         yield (
             f"{self.version}: {self.chunks:,} chunks acknowledged in {self.acknowledged_s:.1f} s, "
             f"{self.chunks / self.acknowledged_s:.0f} chunks/s, "
             f"{self.chunks / self.processor_s:.0f} chunks a processor-second of the server, "
-            f"{self.heard.busy:,} answers 429"
+            f"{self.answers.busy:,} answers 429"
         )
         yield (
             f"{self.version}: pages meanwhile {middle_ms:.0f} ms, p95 {p95_ms:.0f} ms "
@@ -113,10 +113,10 @@ def make_shares(senders: int, chunks: int) -> Shares:
     bounds = np.searchsorted(trace.rank[order], np.arange(senders + 1))
     for rank in range(senders):
         rows = order[bounds[rank] : bounds[rank + 1]]
-        mine = trace.of_rows(np.sort(rows))
+        of_rank = trace.of_rows(np.sort(rows))
         host = {rank: f"node-{rank // _RANKS_A_HOST:04d}"}
-        mine = replace(mine, meta=replace(mine.meta, hosts=host))
-        bodies.append(tuple(_chunk(mine, wanted) for wanted in steps))
+        of_rank = replace(of_rank, meta=replace(of_rank.meta, hosts=host))
+        bodies.append(tuple(_chunk(of_rank, wanted) for wanted in steps))
     return Shares(tuple(bodies), len(trace))
 
 
@@ -126,45 +126,45 @@ def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
 
 def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
     """Run one version and send it the chunks."""
-    with serving(tree, extra) as there:
-        asyncio.run(settled(there.address, there.pid))
-        return asyncio.run(_flush(version, there.address, there.pid, shares))
+    with serving(tree, extra) as installation:
+        asyncio.run(settled(installation.address, installation.pid))
+        return asyncio.run(_flush(version, installation.address, installation.pid, shares))
 
 
 async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
-    heard = Heard()
+    answers = Answers()
     # A separate process reads pages: in the process of a thousand senders its times would include
     # theirs.
     spawning = multiprocessing.get_context("spawn")
-    mine, theirs = spawning.Pipe()
-    looking = spawning.Process(target=_look_in_turn, args=(address, theirs), daemon=True)
+    parent_end, child_end = spawning.Pipe()
+    looking = spawning.Process(target=_look_in_turn, args=(address, child_end), daemon=True)
     looking.start()
-    await asyncio.to_thread(mine.recv)
+    await asyncio.to_thread(parent_end.recv)
     before_s = processor_s(pid)
     began_s = time.monotonic()
     await asyncio.gather(
-        *(_send(address, rank, bodies, heard) for rank, bodies in enumerate(shares.bodies))
+        *(_send(address, rank, bodies, answers) for rank, bodies in enumerate(shares.bodies))
     )
     acknowledged_s = time.monotonic() - began_s
-    mine.send("over")
-    heard.pages_s = await asyncio.to_thread(mine.recv)
+    parent_end.send("over")
+    answers.pages_s = await asyncio.to_thread(parent_end.recv)
     looking.join()
     used_s = processor_s(pid) - before_s
-    found = await _reported(address)
+    reported = await _reported(address)
     reported_s = time.monotonic() - began_s
     return Flush(
         version,
-        heard.acknowledged,
+        answers.acknowledged,
         acknowledged_s,
         reported_s,
         used_s,
-        heard,
-        int(found["intake"]["chunks"]),
-        str(found["state"]),
+        answers,
+        int(reported["intake"]["chunks"]),
+        str(reported["state"]),
     )
 
 
-async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard) -> None:
+async def _send(address: str, rank: int, bodies: tuple[bytes, ...], answers: Answers) -> None:
     """Send a rank's chunks one after the other, with the retries that the server requests."""
     line = Line(address)
     try:
@@ -174,26 +174,26 @@ async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard
             while True:
                 status, wait_s, content = await line.ask("PUT", path, body)
                 if status in _STORED:
-                    heard.acknowledged += 1
+                    answers.acknowledged += 1
                     break
                 if status != _BUSY:
                     raise RuntimeError(f"{path} answered {status}: {content[:300]!r}")
-                heard.busy += 1
+                answers.busy += 1
                 await asyncio.sleep(wait_s)
     finally:
         line.close()
 
 
-def _look_in_turn(address: str, told: Connection) -> None:
+def _look_in_turn(address: str, pipe: Connection) -> None:
     """Read one page after the other until a message arrives; then send the response times."""
-    told.send("begun")
-    told.send(asyncio.run(_look(address, told)))
+    pipe.send("begun")
+    pipe.send(asyncio.run(_look(address, pipe)))
 
 
-async def _look(address: str, told: Connection) -> list[float]:
+async def _look(address: str, pipe: Connection) -> list[float]:
     line = Line(address)
     pages_s: list[float] = []
-    while not told.poll():
+    while not pipe.poll():
         began_s = time.monotonic()
         await line.ask("GET", _PAGES[len(pages_s) % len(_PAGES)])
         pages_s.append(time.monotonic() - began_s)

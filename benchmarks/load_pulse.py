@@ -60,7 +60,7 @@ class Looked:
 
 
 @dataclass(slots=True)
-class Heard:
+class Answers:
     """The time, the number of rows and the response time of each answered body."""
 
     at_s: list[float] = field(default_factory=list)
@@ -97,16 +97,16 @@ def bodies_of(rows: Pulses, hosts: int, ranks: int, start_ns: int) -> list[Sent]
     columns[at] = columns[at] - int(columns[at].min()) + start_ns
     lines = np.stack(columns, axis=1)
     of_host = rows.rank // ranks
-    found = []
+    of_hosts = []
     for host in range(hosts):
-        mine = lines[of_host == host]
-        ended_s = (mine[:, at] - start_ns) / 1e9
+        of_this_host = lines[of_host == host]
+        ended_s = (of_this_host[:, at] - start_ns) / 1e9
         phase = host / hosts * EVERY_S
         due = np.arange(EVERY_S + phase, ended_s.max() + EVERY_S, EVERY_S)
         number = np.searchsorted(due, ended_s)
         bodies, sizes = [], []
         for place, due_s in enumerate(due.tolist()):
-            part = [Row(*line) for line in mine[number == place].tolist()]
+            part = [Row(*line) for line in of_this_host[number == place].tolist()]
             now_ns = start_ns + int(due_s * 1e9)
             last = {row.rank: row for row in part}
             beats = [
@@ -115,24 +115,24 @@ def bodies_of(rows: Pulses, hosts: int, ranks: int, start_ns: int) -> list[Sent]
             ]
             bodies.append(body_of(f"node-{host:04d}", part, beats))
             sizes.append(len(part) + len(beats))
-        found.append(Sent(due.tolist(), bodies, sizes))
-    return found
+        of_hosts.append(Sent(due.tolist(), bodies, sizes))
+    return of_hosts
 
 
-async def _send(address: str, sent: Sent, began_s: float, heard: Heard) -> None:
+async def _send(address: str, sent: Sent, began_s: float, answers: Answers) -> None:
     line = Line(address)
     for due_s, body, rows in zip(sent.due_s, sent.bodies, sent.rows, strict=True):
         await asyncio.sleep(max(0.0, began_s + due_s - time.monotonic()))
         asked_s = time.monotonic()
         status, _, _ = await line.ask("POST", _PATH, body)
         now_s = time.monotonic()
-        heard.took_s.append(now_s - asked_s)
-        heard.late_s.append(asked_s - began_s - due_s)
+        answers.took_s.append(now_s - asked_s)
+        answers.late_s.append(asked_s - began_s - due_s)
         if status == _ACCEPTED:
-            heard.at_s.append(now_s)
-            heard.rows.append(rows)
+            answers.at_s.append(now_s)
+            answers.rows.append(rows)
         else:
-            heard.refused += 1
+            answers.refused += 1
     line.close()
 
 
@@ -161,23 +161,23 @@ async def _watch(url: str, over: asyncio.Event) -> Taken:
     at_s, rows = [], []
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while not over.is_set():
-            found = await database.execute("SELECT coalesce(sum(rows), 0) FROM pulse_state")
-            (taken,) = await found.fetchone() or (0,)
+            result = await database.execute("SELECT coalesce(sum(rows), 0) FROM pulse_state")
+            (taken,) = await result.fetchone() or (0,)
             at_s.append(time.monotonic())
             rows.append(int(taken))
             await asyncio.sleep(_TAKEN_EVERY_S)
     return Taken(at_s, rows)
 
 
-def lags_s(heard: Heard, taken: Taken) -> list[float]:
+def lags_s(answers: Answers, taken: Taken) -> list[float]:
     """Return for each body the seconds from its answer until a worker had stored it."""
-    order = np.argsort(heard.at_s)
-    sent = np.cumsum(np.array(heard.rows)[order])
+    order = np.argsort(answers.at_s)
+    sent = np.cumsum(np.array(answers.rows)[order])
     first = np.searchsorted(np.array(taken.rows), sent)
-    known = first < len(taken.rows)
+    was_stored = first < len(taken.rows)
     when = np.array(taken.at_s)[np.minimum(first, len(taken.rows) - 1)]
-    found: list[float] = (when - np.array(heard.at_s)[order])[known].tolist()
-    return found
+    lags: list[float] = (when - np.array(answers.at_s)[order])[was_stored].tolist()
+    return lags
 
 
 def _prepared(load: Load) -> tuple[list[Sent], float]:
@@ -210,60 +210,62 @@ async def _quiet(address: str, seconds: float, chunk: bytes) -> Looked:
     return looked
 
 
-async def _settled(there: Installation) -> float:
+async def _settled(installation: Installation) -> float:
     began_s = time.monotonic()
-    await settled(there.address, there.pid)
+    await settled(installation.address, installation.pid)
     return time.monotonic() - began_s
 
 
-async def _measure(there: Installation, load: Load, chunk: bytes) -> bool:
+async def _measure(installation: Installation, load: Load, chunk: bytes) -> bool:
     """Print the measured values; return whether all rows were stored in time."""
-    url = running_url(there.data_dir)
+    url = running_url(installation.data_dir)
     if url is None:
         raise SystemExit("the installation's database does not run")
     url = url.replace("postgresql+psycopg", "postgresql")
-    print(f"started after {await _settled(there):.0f} s", flush=True)
-    before = await _quiet(there.address, load.baseline_s, chunk)
+    print(f"started after {await _settled(installation):.0f} s", flush=True)
+    before = await _quiet(installation.address, load.baseline_s, chunk)
     sent, began_s = await asyncio.to_thread(_prepared, load)
     await asyncio.sleep(max(0.0, began_s - time.monotonic()))
-    used_s, own_s = processors(there.pid), time.process_time()
-    heard, meanwhile, over, drained = Heard(), Looked(), asyncio.Event(), asyncio.Event()
-    looking = asyncio.create_task(_look(there.address, meanwhile, chunk, over))
+    used_s, own_s = processors(installation.pid), time.process_time()
+    answers, meanwhile, over, drained = Answers(), Looked(), asyncio.Event(), asyncio.Event()
+    looking = asyncio.create_task(_look(installation.address, meanwhile, chunk, over))
     watching = asyncio.create_task(_watch(url, drained))
-    await asyncio.gather(*(_send(there.address, one, began_s, heard) for one in sent))
+    await asyncio.gather(*(_send(installation.address, host, began_s, answers) for host in sent))
     over.set()
     await looking
     passed_s = time.monotonic() - began_s
-    used_s = {name: now_s - used_s.get(name, 0.0) for name, now_s in processors(there.pid).items()}
+    used_s = {
+        name: now_s - used_s.get(name, 0.0) for name, now_s in processors(installation.pid).items()
+    }
     own_s = time.process_time() - own_s
     left = await _drained(url)
     drained.set()
     taken = await watching
-    for line in _lines(load, sent, heard, passed_s):
+    for line in _lines(load, sent, answers, passed_s):
         print(line)
     shares = ", ".join(
         f"{name} {seconds / passed_s:.0%}"
         for name, seconds in sorted(used_s.items(), key=lambda item: -item[1])
     )
     print(f"of a processor: {shares}; this sender {own_s / passed_s:.0%}")
-    lags = lags_s(heard, taken)
+    lags = lags_s(answers, taken)
     print(f"lag {_spread(lags)} from the answer to a body until a worker had taken it")
     print(await _kept(url, taken.rows[-1]))
     for name in ("pages_s", "chunks_s"):
         quiet, busy = getattr(before, name), getattr(meanwhile, name)
         print(f"{name[:-2]} {_spread(quiet)} before, {_spread(busy)} meanwhile")
-    lost = sum(heard.rows) - taken.rows[-1]
-    print(f"rows {sum(heard.rows)}, left {left}, lost {lost}, refused bodies {heard.refused}")
-    return lost == 0 and heard.refused == 0
+    lost = sum(answers.rows) - taken.rows[-1]
+    print(f"rows {sum(answers.rows)}, left {left}, lost {lost}, refused bodies {answers.refused}")
+    return lost == 0 and answers.refused == 0
 
 
-def _lines(load: Load, sent: Sequence[Sent], heard: Heard, passed_s: float) -> Iterator[str]:
-    wire = sum(len(body) for one in sent for body in one.bodies)
-    rows = sum(heard.rows)
+def _lines(load: Load, sent: Sequence[Sent], answers: Answers, passed_s: float) -> Iterator[str]:
+    wire = sum(len(body) for host in sent for body in host.bodies)
+    rows = sum(answers.rows)
     yield (
         f"{load.hosts:,} hosts × {load.ranks} ranks at a step each {load.step_s:g} s for "
-        f"{passed_s:.0f} s: {rows / passed_s:,.0f} rows/s in {len(heard.at_s) / passed_s:.0f} "
-        f"bodies/s, answered in {_spread(heard.took_s)}, sent {_spread(heard.late_s)} late"
+        f"{passed_s:.0f} s: {rows / passed_s:,.0f} rows/s in {len(answers.at_s) / passed_s:.0f} "
+        f"bodies/s, answered in {_spread(answers.took_s)}, sent {_spread(answers.late_s)} late"
     )
     yield f"on the wire {wire / rows:.0f} bytes a row, {_a_day(wire / passed_s)}"
 
@@ -273,8 +275,8 @@ async def _drained(url: str) -> int:
     until_s = time.monotonic() + _DRAINED_S
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while True:
-            found = await database.execute("SELECT count(*) FROM inbox WHERE kind = 'pulse'")
-            (left,) = await found.fetchone() or (0,)
+            result = await database.execute("SELECT count(*) FROM inbox WHERE kind = 'pulse'")
+            (left,) = await result.fetchone() or (0,)
             if not left or time.monotonic() > until_s:
                 await asyncio.sleep(2 * _TAKEN_EVERY_S)
                 return int(left)
@@ -284,14 +286,14 @@ async def _drained(url: str) -> int:
 async def _kept(url: str, rows: int) -> str:
     """Return the stored rows and bytes as text."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
-        found = await database.execute(
+        result = await database.execute(
             "SELECT (SELECT sum(octet_length(body)) FROM pulse_block),"
             " (SELECT sum(octet_length(sums)) FROM pulse_span WHERE seconds = 60),"
             " (SELECT count(*) FROM pulse_span WHERE seconds = 60),"
             " (SELECT octet_length(state) FROM pulse_state LIMIT 1),"
             " (SELECT counts FROM pulse_state LIMIT 1)"
         )
-        blocks, sums, minutes, state, counts = await found.fetchone() or (0, 0, 0, 0, {})
+        blocks, sums, minutes, state, counts = await result.fetchone() or (0, 0, 0, 0, {})
     blocks, sums = int(blocks or 0), int(sums or 0)
     a_row, a_minute = blocks / max(1, rows), sums / max(1, minutes)
     return (
@@ -315,5 +317,5 @@ def _a_day(bytes_a_second: float) -> str:
 def measure_pulse(tree: Path, load: Load, chunk: bytes) -> bool:
     """Send an installation a pulse and print the figures; return whether no row was lost."""
     extra = () if load.workers == 1 else ("--workers", str(load.workers))
-    with serving(tree, extra) as there:
-        return asyncio.run(_measure(there, load, chunk))
+    with serving(tree, extra) as installation:
+        return asyncio.run(_measure(installation, load, chunk))

@@ -141,16 +141,18 @@ def paint(url: str, pages: Mapping[str, str]) -> list[Painted]:
         browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
         try:
             # Measured in turns, so that other load of the machine affects all equally.
-            found: dict[str, list[tuple[float, ...]]] = {size: [] for size in pages}
+            of_sizes: dict[str, list[tuple[float, ...]]] = {size: [] for size in pages}
             for run in range(PAINTS):
                 for size, page in pages.items():
                     address = f"{url}{page}"
-                    found[size].append((*_once(browser, address, run), *_slowly(browser, address)))
+                    of_sizes[size].append(
+                        (*_once(browser, address, run), *_slowly(browser, address))
+                    )
         finally:
             browser.close()
     return [
         Painted(size, *(statistics.median(column) for column in zip(*times, strict=True)))
-        for size, times in found.items()
+        for size, times in of_sizes.items()
     ]
 
 
@@ -217,12 +219,12 @@ def painted_table(painted: list[Painted]) -> str:
         return "No chromium on PATH: nothing was painted."
     rows = [
         [
-            one.size,
-            *(f"{1000 * value:.0f} ms" for value in (one.first_s, one.drawn_s, one.step_s)),
-            f"{one.useful_s:.1f} s",
-            f"{one.useful_bytes / 1000:.0f} kB",
+            page.size,
+            *(f"{1000 * value:.0f} ms" for value in (page.first_s, page.drawn_s, page.step_s)),
+            f"{page.useful_s:.1f} s",
+            f"{page.useful_bytes / 1000:.0f} kB",
         ]
-        for one in painted
+        for page in painted
     ]
     head = (
         "session",
@@ -288,7 +290,7 @@ class _Server:
         """Return the ids or names in a list of the API."""
         answer = self._client.get(address)
         answer.raise_for_status()
-        return [one.get("id") or one["host"] for one in answer.json()[of]]
+        return [item.get("id") or item["host"] for item in answer.json()[of]]
 
     def weigh(self, size: str, page: str, address: str) -> Weighed:
         """Request a page several times as a browser does, and return its size and times."""
@@ -347,9 +349,9 @@ class _Server:
                 sizes[name] = (answer.num_bytes_downloaded, len(answer.content))
         return [
             Weighed(
-                size, name, *sizes[name], 0, 0, *map(statistics.median, zip(*found, strict=True))
+                size, name, *sizes[name], 0, 0, *map(statistics.median, zip(*of_name, strict=True))
             )
-            for name, found in times.items()
+            for name, of_name in times.items()
         ]
 
 

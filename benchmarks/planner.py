@@ -66,13 +66,13 @@ class Example:
 def examples() -> list[Example]:
     """Return the examples whose data are available on this machine."""
     folder = reference_profile()
-    found = []
+    examples_ = []
     for speeds in SPEEDS:
         for name in CLUSTERS:
             if folder:
-                found.append(Example(name, "real", speeds, real_example(folder, name, speeds)))
-            found.append(Example(name, "uniform", speeds, uniform_example(name, speeds)))
-    return found
+                examples_.append(Example(name, "real", speeds, real_example(folder, name, speeds)))
+            examples_.append(Example(name, "uniform", speeds, uniform_example(name, speeds)))
+    return examples_
 
 
 def large_cluster(gpus: int, layers: int = 98) -> Spec:
@@ -167,7 +167,7 @@ def measure_large(gpus: int) -> str:
     warm_up()
     spec = large_cluster(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
-    found = plan(spec, budget=SearchBudget(time.perf_counter, began + _LONGEST_S), compare=False)
+    planned = plan(spec, budget=SearchBudget(time.perf_counter, began + _LONGEST_S), compare=False)
     whole, busy = time.perf_counter() - began, time.process_time() - busy_since
     peak = peak_bytes() / MIB
     limited = ""
@@ -175,7 +175,7 @@ def measure_large(gpus: int) -> str:
         deadline = time.process_time() + _TIME_LIMIT_S
         early = plan(spec, budget=SearchBudget(time.process_time, deadline), compare=False)
         limited = f", after {_TIME_LIMIT_S:.0f} s of the processor a gap of {_gap(early)}"
-    proven = "proven" if found.optimal else f"proven gap {_gap(found)}"
+    proven = "proven" if planned.optimal else f"proven gap {_gap(planned)}"
     return (
         f"{gpus} devices of 4 types, {len(spec.layers)} layers: optimal {whole:.2f} s "
         f"({busy:.2f} s of the processor), {proven}, peak memory {peak:.0f} MiB{limited}; "
@@ -204,9 +204,9 @@ def measure_job(gpus: int) -> str:
     spec = whole_job(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
     budget = SearchBudget(time.process_time, busy_since + _JOB_LIMIT_S)
-    found = plan_job(spec, budget, compare=False)
+    planned = plan_job(spec, budget, compare=False)
     whole, busy = time.perf_counter() - began, time.process_time() - busy_since
-    proven = "proven" if found.optimal else f"proven gap {_percent(found.gap, '.2f')}"
+    proven = "proven" if planned.optimal else f"proven gap {_percent(planned.gap, '.2f')}"
     return (
         f"whole job, {gpus} devices of {len(spec.devices)} types: {whole:.2f} s "
         f"({busy:.2f} s of the processor), {proven}, peak memory {peak_bytes() / MIB:.0f} MiB "
@@ -214,8 +214,8 @@ def measure_job(gpus: int) -> str:
     )
 
 
-def _gap(found: FoundPlan) -> str:
-    return "unknown" if found.gap is None else _percent(found.gap, ".2f")
+def _gap(planned: FoundPlan) -> str:
+    return "unknown" if planned.gap is None else _percent(planned.gap, ".2f")
 
 
 def _percent(share: float, form: str = "+.1f") -> str:
@@ -229,8 +229,8 @@ def ditto_table() -> Iterator[str]:
     for example in examples():
         standard = plan(example.spec, objective="t_std")
         least = evaluate(standard.problem, standard.template).t_std
-        found = plan(example.spec)
-        best = evaluate(found.problem, found.template)
+        planned = plan(example.spec)
+        best = evaluate(planned.problem, planned.template)
         cells = [f"{least / PS_PER_MS / 1e3:.3f}"]
         for name in ("ditto", "greedy"):
             other = standard.comparison.get(name)
@@ -240,7 +240,7 @@ def ditto_table() -> Iterator[str]:
                 own = evaluate(other.problem, other.template).t_std
                 cells.append(_percent(own / least - 1))
         cells.append(f"{best.simulated / PS_PER_MS / 1e3:.3f}")
-        ditto = found.comparison.get("ditto")
+        ditto = planned.comparison.get("ditto")
         if ditto is None:
             cells.append("no answer")
         else:

@@ -99,11 +99,11 @@ def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> 
     lines = []
     for trace in traces:
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-            theirs = _Published(checkout.resolve(), python, trace, Path(directory))
-            theirs.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
+            analyzer = _Published(checkout.resolve(), python, trace, Path(directory))
+            analyzer.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
             for where, (main, everything) in (
-                ("processes", _whole_processes(theirs)),
-                ("in process", _in_process(theirs)),
+                ("processes", _whole_processes(analyzer)),
+                ("in process", _in_process(analyzer)),
             ):
                 lines += [
                     _line(trace, f"{where}, main", main),
@@ -112,26 +112,32 @@ def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> 
     return lines
 
 
-def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
-    command: list[str | Path] = [sys.executable, "-m", "app.cli.main", "analyze", theirs.trace.path]
-    command += ["--meta", theirs.meta, "--json"]
+def _whole_processes(analyzer: _Published) -> tuple[Pairs, Pairs]:
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "app.cli.main",
+        "analyze",
+        analyzer.trace.path,
+    ]
+    command += ["--meta", analyzer.meta, "--json"]
 
     def ours(_: int) -> None:
         _run(command, dict(os.environ))
 
     return (
-        time_pairs(lambda _: theirs.run_main(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
-        time_pairs(lambda _: theirs.run_all(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
+        time_pairs(lambda _: analyzer.run_main(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
+        time_pairs(lambda _: analyzer.run_all(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
     )
 
 
-def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
+def _in_process(analyzer: _Published) -> tuple[Pairs, Pairs]:
     """Time the analyzer's main function, and all three functions, whose input files exist."""
     warm_up()
-    arguments = (theirs.meta, theirs.trace.path, theirs.directory, theirs.result)
+    arguments = (analyzer.meta, analyzer.trace.path, analyzer.directory, analyzer.result)
     with subprocess.Popen(  # noqa: S603 - ours
-        [theirs.python, "-c", _DRIVER, *arguments],
-        env=theirs.environment,
+        [analyzer.python, "-c", _DRIVER, *arguments],
+        env=analyzer.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -146,7 +152,7 @@ def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
         def against_report(what: str) -> Pairs:
             return time_pairs(
                 lambda _: analyze_once(what),
-                lambda _: report_of(theirs.trace.path, theirs.trace.meta),
+                lambda _: report_of(analyzer.trace.path, analyzer.trace.meta),
                 pairs=_PAIRS,
                 at_least_s=_AT_LEAST_S,
             )

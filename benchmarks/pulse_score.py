@@ -95,17 +95,17 @@ def _score(
 ) -> list[Notice]:
     """Add the notices to a tally, and return those that are about none of the faults."""
     for truth in truths:
-        mine = [notice for notice in notices if about(notice, truth)]
+        of_fault = [notice for notice in notices if about(notice, truth)]
         tally.drawn += 1
-        if not mine:
+        if not of_fault:
             continue
-        first = min(mine, key=lambda notice: notice.noticed_step)
+        first = min(of_fault, key=lambda notice: notice.noticed_step)
         tally.noticed += 1
         late = first.noticed_step - truth.from_step
         tally.steps.append(late)
         tally.seconds.append((late + 1) * step_s)
-        tally.right_ranks += all(notice.ranks == truth.ranks for notice in mine)
-        tally.right_kind += any(notice.kind is truth.kind for notice in mine)
+        tally.right_ranks += all(notice.ranks == truth.ranks for notice in of_fault)
+        tally.right_kind += any(notice.kind is truth.kind for notice in of_fault)
     return [notice for notice in notices if not any(about(notice, truth) for truth in truths)]
 
 
@@ -139,12 +139,12 @@ def main() -> None:
         seed = options.seed + faulty + number
         drawn = draw_pulse(seed, (), steps=options.steps, lengths=number % 3 == 0, step_s=1.0)
         hours += drawn.rank_hours
-        found = detect(drawn.rows, drawn.hosts)
+        noticed = detect(drawn.rows, drawn.hosts)
         if number % 4 == 0:
             more, beat_hours = _healthy_with_beats(seed)
-            found, hours = (*found, *more), hours + beat_hours
-        hours_false += len(found)
-        false += [(seed, notice) for notice in found]
+            noticed, hours = (*noticed, *more), hours + beat_hours
+        hours_false += len(noticed)
+        false += [(seed, notice) for notice in noticed]
     _print(tallies, false, hours_false, hours)
 
 
@@ -190,10 +190,10 @@ def _print(
         else:
             middle, most = _quantiles(tally.steps)
             shown = (f"{middle:.0f}", f"{most:.0f}", str(bars[name]))
-        found = max(1, tally.noticed)
+        noticed = max(1, tally.noticed)
         out.write(
             f"| {name} | {tally.drawn} | {tally.noticed} | {' | '.join(shown)} "
-            f"| {tally.right_ranks / found:.0%} | {tally.right_kind / found:.0%} |\n"
+            f"| {tally.right_ranks / noticed:.0%} | {tally.right_kind / noticed:.0%} |\n"
         )
     for (name,), number in Counter((notice.kind.value,) for _, notice in false).items():
         sys.stderr.write(f"false {name}: {number}\n")

@@ -98,10 +98,10 @@ def _analyze(path: Path) -> None:
 def _resident(field: str) -> int:
     """Return a value of Linux's memory statistics of this process, bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    if match is None:
         raise RuntimeError(f"The system does not tell {field}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def slowdown_of(session: SyntheticSession | HostSession) -> float:
     """Return the ratio of a job's duration to its duration without its causes."""
     if isinstance(session, HostSession):
         return _of_hosts(session)
-    heavy = [one for one in session.injections if isinstance(one, StageImbalance)]
+    heavy = [injection for injection in session.injections if isinstance(injection, StageImbalance)]
     if not heavy:
         return session.truth.slowdown
     job, seed = session.job, session.seed
@@ -54,8 +54,10 @@ def slowdown_of(session: SyntheticSession | HostSession) -> float:
     struck.numbers = step_numbers(job, seed)
     inject(struck, job, heavy, seed)
     for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-        mine = program.of_types(name)
-        even.duration_ns[mine] *= struck.duration_ns[mine].sum() / even.duration_ns[mine].sum()
+        of_type = program.of_types(name)
+        even.duration_ns[of_type] *= (
+            struck.duration_ns[of_type].sum() / even.duration_ns[of_type].sum()
+        )
     even_s = execute(even, job.costs.contention).step_times_ns().sum() / 1e9
     return float(sum(session.truth.step_times_s) / even_s)
 
@@ -171,18 +173,18 @@ def _score(session: SyntheticSession | HostSession, seed: int, way: str | None =
     """Analyze a session and compare the report with the truth."""
     report = analyze(session.trace).report
     slowdown, headline, without = _slowdowns(session, report)
-    found = report.causes
-    named = tuple(cause.cause for cause in found)
+    causes = report.causes
+    named = tuple(cause.cause for cause in causes)
     return Scored(
         seed=seed,
         causes=session.truth.causes,
         slowdown=slowdown,
         measured=report.slowdown,
         named=named,
-        confidence=tuple(cause.confidence or 0.0 for cause in found),
-        contribution=tuple(cause.contribution or 0.0 for cause in found),
-        worker_right=_worker_right(session.truth.causes, session.truth.workers, found),
-        stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
+        confidence=tuple(cause.confidence or 0.0 for cause in causes),
+        contribution=tuple(cause.contribution or 0.0 for cause in causes),
+        worker_right=_worker_right(session.truth.causes, session.truth.workers, causes),
+        stage_right=_stage_right(session.truth.causes, session.truth.stage, causes),
         level=report.verdict.level,
         way=way,
         headline=headline,
@@ -225,24 +227,24 @@ def _compatible(order: Sequence[str]) -> tuple[str, ...]:
 
 
 def _worker_right(
-    causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[NamedCause]
+    causes: Sequence[str], workers: Sequence[tuple[int, int]], blamed: Sequence[NamedCause]
 ) -> bool | None:
     """Return whether the worker that is blamed first is a true one; some jobs have several."""
     if len(causes) != 1 or causes[0] not in _WORKER_CAUSES:
         return None
-    named = next((c for c in found if c.cause in _WORKER_CAUSES), None)
+    named = next((c for c in blamed if c.cause in _WORKER_CAUSES), None)
     if named is None:
         return False
     return bool(named.where.workers) and named.where.workers[0] in workers
 
 
 def _stage_right(
-    causes: Sequence[str], stage: int | None, found: Sequence[NamedCause]
+    causes: Sequence[str], stage: int | None, named: Sequence[NamedCause]
 ) -> bool | None:
     name = STAGE_IMBALANCE.name
     if name not in causes:
         return None
-    return any(c.where.stage == stage for c in found if c.cause == name)
+    return any(c.where.stage == stage for c in named if c.cause == name)
 
 
 def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:
@@ -293,12 +295,12 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
         f1 = f"{macro_f1_of(cause, [*slow, *healthy]):10.3f}" if cause != NONE else ""
         yield f"{_SHORT[cause]:<12}" + "".join(f"{counts[c] or '.':>10}" for c in columns) + f1
     yield ""
-    found = sum(set(s.causes) <= set(s.named) for s in mixtures)
+    complete = sum(set(s.causes) <= set(s.named) for s in mixtures)
     least = sum(bool(set(s.causes) & set(s.named[:1])) for s in mixtures)
     spurious = sum(bool(set(s.named) - set(s.causes) - {UNKNOWN}) for s in [*slow, *mixtures])
     yield (
         f"{len(mixtures)} mixtures of two causes: first cause right in {least}, both named in "
-        f"{found}"
+        f"{complete}"
     )
     sick = len(slow) + len(mixtures)
     yield f"A cause that is not there is named in {spurious} of {sick} slow jobs"
@@ -325,13 +327,13 @@ def headlines(slow: Sequence[Scored]) -> Iterator[str]:
     yield f"Headline within 3 % of the true slowdown in {near:.1f} % of slow jobs with one cause"
     yield f"  {'':<12}{'jobs':>6}{'headline ÷ true, 5 to 95 %':>30}{'within 3 %':>12}"
     for cause in CAUSES:
-        mine = [s for s in slow if s.causes == (cause,)]
-        if mine:
-            ratio = np.array([s.headline / s.without_causes for s in mine])
+        of_cause = [s for s in slow if s.causes == (cause,)]
+        if of_cause:
+            ratio = np.array([s.headline / s.without_causes for s in of_cause])
             low, middle, high = np.quantile(ratio, (0.05, 0.5, 0.95))
-            share = 100 * float(np.mean([s.near for s in mine]))
+            share = 100 * float(np.mean([s.near for s in of_cause]))
             yield (
-                f"  {_SHORT[cause]:<12}{len(mine):>6}"
+                f"  {_SHORT[cause]:<12}{len(of_cause):>6}"
                 f"{f'{middle:.3f}  {low:.3f} to {high:.3f}':>30}{share:>10.0f} %"
             )
 
@@ -371,7 +373,7 @@ def calibration(results: Sequence[Scored]) -> Iterator[str]:
     bounds = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
     yield "Confidence, causes named with it, share of them that are there"
     for low, high in pairwise(bounds):
-        hits = [there for sure, there in pairs if low <= sure < high]
+        hits = [present for sure, present in pairs if low <= sure < high]
         if hits:
             share = 100 * float(np.mean(hits))
             yield f"  {low:.2f} to {min(high, 1.0):.2f} {len(hits):6d} {share:7.1f} %"

@@ -97,9 +97,9 @@ class _Recorded:
 def thresholds() -> dict[str, Any]:
     """Return all thresholds, by module."""
     names = [
-        found.name
+        entry.name
         for package in _PACKAGES
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     modules = {name: importlib.import_module(name) for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "THRESHOLDS")}
@@ -107,10 +107,10 @@ def thresholds() -> dict[str, Any]:
 
 def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
     """Return the verdict in the report of a session."""
-    found = diagnose(Observation(trace, replayed.main), replayed, metrics)
+    diagnosis = diagnose(Observation(trace, replayed.main), replayed, metrics)
     unseen = unseen_waiting(replayed.layout)
-    causes = () if unseen else found.causes_within(DISCREPANCY_LIMIT)
-    shown = headline(metrics, (metrics.slowdown, metrics.slowdown), found, causes)
+    causes = () if unseen else diagnosis.causes_within(DISCREPANCY_LIMIT)
+    shown = headline(metrics, (metrics.slowdown, metrics.slowdown), diagnosis, causes)
     job = JobFacts(
         trace.meta.hosts,
         replayed.layout.ranks.tolist(),
@@ -127,11 +127,11 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
         shown,
         DISCREPANCY_LIMIT,
         shares=shares,
-        between=found.between,
-        turn_s=found.turn_s,
+        between=diagnosis.between,
+        turn_s=diagnosis.turn_s,
         withheld=withheld,
     )
-    every = all_causes(causes, found.between, found.lost_s)
+    every = all_causes(causes, diagnosis.between, diagnosis.lost_s)
     if not every:
         return Verdict(said.level, None, ())
     return Verdict(said.level, every[0].cause, every[0].where.workers)
@@ -139,8 +139,8 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
 
 def waited_for(trace: Trace, replayed: Replayed) -> WaitedFor:
     """Return the rank that others wait for, as in the report of a session."""
-    found = arrivals_of(trace, replayed.steps.tolist()).arrivals
-    return WaitedFor(found.worst.rank if found is not None and found.straggles else None)
+    arrivals = arrivals_of(trace, replayed.steps.tolist()).arrivals
+    return WaitedFor(arrivals.worst.rank if arrivals is not None and arrivals.straggles else None)
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def changes_of(job: str, folders: Sequence[Path]) -> list[Change]:
         lambda: judge(trace, replayed, metrics),
         lambda: waited_for(trace, replayed),
     )
-    return [change for one in judges for change in _changes(job, one)]
+    return [change for judge_ in judges for change in _changes(job, judge_)]
 
 
 def _changes(job: str, judged: Callable[[], NamedTuple]) -> Iterator[Change]:
@@ -250,8 +250,8 @@ def main() -> None:
     folders = parser.parse_args().folders
     real = recorded(folders)
     with get_context("spawn").Pool() as pool:
-        found = pool.map(partial(changes_of, folders=folders), [*real, *SYNTHETIC], chunksize=1)
-    text = table([change for of_job in found for change in of_job], len(real))
+        results = pool.map(partial(changes_of, folders=folders), [*real, *SYNTHETIC], chunksize=1)
+    text = table([change for of_job in results for change in of_job], len(real))
     page = PAGE.read_text()
     before, after = page[: page.index(BEGIN)], page[page.index(END) :]
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{after}")

@@ -203,7 +203,7 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
     """Store the rows that an analysis of a session writes for alerts, and evaluate the rules."""
     with container.uow() as tx:
         name = tx.session.execute(select(Job.name).where(Job.id == job_id)).scalar_one()
-        found = Facts(
+        facts = Facts(
             session=uuid.uuid4(),
             job=name,
             attempt=1,
@@ -215,7 +215,7 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
                 for cause in causes
             ),
         )
-        evaluate_session(container, tx, job_id, found)
+        evaluate_session(container, tx, job_id, facts)
 
 
 def drain(container: Container) -> None:

@@ -46,7 +46,7 @@ FAILURES: Final[Failures] = (
 
 
 @dataclass
-class Heard:
+class ChannelMessages:
     """Messages to one channel about one group.
 
     Parameters
@@ -85,7 +85,7 @@ class Receiver(PostServer):
         super().__init__()
         self.failing = failing
         self.failures = failures
-        self.heard: dict[tuple[str, str], Heard] = {}
+        self.messages: dict[tuple[str, str], ChannelMessages] = {}
         self.acknowledged: set[str] = set()
         self.requests = self.failed = self.repeated = self.out_of_order = self.changed = 0
         self.digests: set[str] = set()
@@ -131,28 +131,28 @@ class Receiver(PostServer):
         if of_one is None:
             self.digests.add(id_)
         jobs = [of_one or alert["labels"]["job"] for alert in document["alerts"]]
-        found = {job: self.heard.setdefault((got.path, job), Heard()) for job in jobs}
-        again = [heard for heard in found.values() if id_ in heard.bodies]
+        by_job = {job: self.messages.setdefault((got.path, job), ChannelMessages()) for job in jobs}
+        again = [messages for messages in by_job.values() if id_ in messages.bodies]
         self.repeated += bool(again)
-        self.changed += any(heard.bodies[id_] != got.body for heard in again)
-        late = [heard for heard in again if heard.latest != id_]
+        self.changed += any(messages.bodies[id_] != got.body for messages in again)
+        late = [messages for messages in again if messages.latest != id_]
         if of_one is not None and not again:
             # An older message than the latest one arrived out of order.
-            late += [heard for heard in found.values() if number <= heard.highest]
+            late += [messages for messages in by_job.values() if number <= messages.highest]
         if late:
             self.out_of_order += 1
         for job, alert in zip(jobs, document["alerts"], strict=True):
-            heard = found[job]
-            if any(heard is one for one in late) and (again or number < heard.highest):
+            messages = by_job[job]
+            if any(messages is other for other in late) and (again or number < messages.highest):
                 continue
-            heard.bodies[id_], heard.latest = got.body, id_
+            messages.bodies[id_], messages.latest = got.body, id_
             if of_one is not None:
-                heard.highest = max(heard.highest, number)
+                messages.highest = max(messages.highest, number)
             incident = alert["annotations"]["incident"].rpartition("/")[2]
             if alert["status"] == "firing":
-                heard.firing[incident] = number
+                messages.firing[incident] = number
             else:
-                heard.firing.pop(incident, None)
+                messages.firing.pop(incident, None)
 
 
 CHANNELS: Final = ("first", "second", "third")
@@ -245,8 +245,8 @@ def _not_opened(container: Container, receiver: Receiver, made: Made) -> int:
 
 
 def _wrong_beliefs(receiver: Receiver, channel: str, job: str, present: set[str]) -> int:
-    heard = receiver.heard.get((f"/{channel}", job))
-    believed = set(heard.firing) if heard else set()
+    messages = receiver.messages.get((f"/{channel}", job))
+    believed = set(messages.firing) if messages else set()
     if believed != present:
         _say(
             f"{channel}, {job}: {len(present - believed)} not known, "

@@ -80,9 +80,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN40
 def on_page_content(html: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
     """Make wide tables and code scrollable by the keyboard, and give terms an anchor."""
     if page.file.src_uri == "glossary.md":
-        html = _TERM.sub(lambda found: f'<tr>\n<td id="{_anchor(found[1])}">{found[1]}</td>', html)
+        html = _TERM.sub(lambda match: f'<tr>\n<td id="{_anchor(match[1])}">{match[1]}</td>', html)
     numbers = itertools.count(1)
-    html = _TABLE.sub(lambda found: _SCROLLED.format(next(numbers), found[0]), html)
+    html = _TABLE.sub(lambda match: _SCROLLED.format(next(numbers), match[0]), html)
     return html.replace("<pre>", '<pre tabindex="0">')
 
 

@@ -165,9 +165,11 @@ def freeze_reports(out: Snapshots) -> None:
         _run(out, f"flight-recorder/{case.name}", "hang", case)
     for case in sorted((golden.parent / "public-cases").glob("*/")):
         # The README of a case contains its command.
-        found = re.search(r"paceline (analyze|hang|pulse detect)", (case / "README.md").read_text())
-        if found is not None:
-            _of_folder(out, case, tuple(found[1].split()))
+        command = re.search(
+            r"paceline (analyze|hang|pulse detect)", (case / "README.md").read_text()
+        )
+        if command is not None:
+            _of_folder(out, case, tuple(command[1].split()))
     with tempfile.TemporaryDirectory() as folder:
         out.names[folder] = "FOLDER"
         for name in ALL_SCENARIOS:
@@ -535,12 +537,12 @@ def differences(before: Path, after: Path) -> list[str]:
         }
 
     old, new = files(before), files(after)
-    found = []
+    texts = []
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
-            found.append(f"{name}: gone")
+            texts.append(f"{name}: gone")
         elif name not in old:
-            found.append(f"{name}: new")
+            texts.append(f"{name}: new")
         elif old[name].read_bytes() != new[name].read_bytes():
             changed = difflib.unified_diff(
                 old[name].read_text("utf-8").splitlines(),
@@ -552,8 +554,8 @@ def differences(before: Path, after: Path) -> list[str]:
             )
             shown = list(islice(changed, SHOWN_LINES + 1))
             more = ["… and more"] if len(shown) > SHOWN_LINES else []
-            found.append("\n".join([f"{name}: changed", *shown[:SHOWN_LINES], *more]))
-    return found
+            texts.append("\n".join([f"{name}: changed", *shown[:SHOWN_LINES], *more]))
+    return texts
 
 
 PARTS: Final[Mapping[str, Callable[[Snapshots], None]]] = {
@@ -582,9 +584,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PARTS[part](Snapshots(given.out / part))
         print(f"{part}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         if given.against is not None:
-            found = differences(given.against / part, given.out / part)
-            changed += len(found)
-            for difference in found:
+            changes = differences(given.against / part, given.out / part)
+            changed += len(changes)
+            for difference in changes:
                 print(f"{part}/{difference}")
     if given.against is not None:
         print(f"{changed} files differ")

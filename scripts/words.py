@@ -44,12 +44,12 @@ UNWANTED: Final = re.compile(
 
 def files(root: Path) -> list[Path]:
     """Return the checked files in order."""
-    found = [path for path in root.iterdir() if path.is_file()]
+    paths = [path for path in root.iterdir() if path.is_file()]
     for folder in FOLDERS:
-        found += [path for path in (root / folder).rglob("*") if path.is_file()]
+        paths += [path for path in (root / folder).rglob("*") if path.is_file()]
     return sorted(
         path
-        for path in found
+        for path in paths
         if (path.suffix in WRITTEN or path.name == "Makefile")
         and not LEFT_OUT.intersection(path.relative_to(root).parts)
         and not any(part.endswith(".egg-info") for part in path.parts)

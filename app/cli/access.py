@@ -118,7 +118,7 @@ def print_users() -> None:
     for column in ("Name", "Signs in", "Roles", "Last sign-in", "State"):
         table.add_column(column)
     for person in people:
-        roles = (f"{one.role} of {one.project or 'all projects'}" for one in person.roles)
+        roles = (f"{role.role} of {role.project or 'all projects'}" for role in person.roles)
         seen = person.last_seen_at
         table.add_row(
             person.name,
@@ -227,14 +227,14 @@ class AlertsCommandError(PacelineError):
 def send_test(channel: str, *, server: str) -> None:
     """Send a marked example to a channel and print the receiver's answer."""
     with Server(server) as api:
-        found = [
-            known["id"]
-            for known in api.get("/api/v1/channels")["channels"]
-            if channel in (known["name"], known["id"])
+        channels = [
+            listed["id"]
+            for listed in api.get("/api/v1/channels")["channels"]
+            if channel in (listed["name"], listed["id"])
         ]
-        if not found:
+        if not channels:
             raise AlertsCommandError(f"There is no channel {channel}.", code="not_found")
-        result = api.post(f"/api/v1/channels/{found[0]}/test")
+        result = api.post(f"/api/v1/channels/{channels[0]}/test")
     said = " ".join(str(part) for part in (result["status"], result["answer"]) if part)
     if not result["delivered"]:
         answer = f" Its answer: {said}" if said else ""

@@ -95,7 +95,7 @@ def parse_selection(text: str) -> Selection:
     InvalidQuestionError
         The selection is invalid; the message names the invalid part.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    selected: dict[str, tuple[Any, ...]] = {}
     for part in text.split(","):
         key, _, values = (piece.strip() for piece in part.partition("="))
         if key not in _KEYS or not values:
@@ -105,14 +105,14 @@ def parse_selection(text: str) -> Selection:
             )
             _refuse("selection", f"{message} {keys}", part)
         name, read, what = _KEYS[key]
-        if name in found:
+        if name in selected:
             message = f"{text!r} has {key}= twice; several values are separated by |"
             _refuse("selection", message, part)
         try:
-            found[name] = tuple(read(value.strip()) for value in values.split("|"))
+            selected[name] = tuple(read(value.strip()) for value in values.split("|"))
         except ValueError as error:
             _refuse("selection", f"{part!r} does not name {what}", part, error)
-    return Selection(**found)
+    return Selection(**selected)
 
 
 def parse_factor(text: str) -> float:

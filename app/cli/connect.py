@@ -40,11 +40,11 @@ def connect(
     console.print(way.prose, highlight=False, soft_wrap=True)
     if not send:
         return
-    with Server(server) as known:
-        known.get("/healthz")
+    with Server(server) as api:
+        api.get("/healthz")
         console.print(f"{server} answers", highlight=False, soft_wrap=True)
         name = f"{target.job}-connect"
-        sent = known.send(
+        sent = api.send(
             name, lambda: Body(tiny_session(), NDJSON.media_types[0]), None, console.print
         )
     console.print(f"It took a tiny session of the job {name}:", highlight=False, soft_wrap=True)

@@ -41,7 +41,7 @@ NAMED_NOT_READ: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFiles:
     """The recordings at the given paths."""
 
     files: tuple[NamedFile, ...]
@@ -95,15 +95,15 @@ def read_recordings(
         A file cannot be read, or has invalid content.
     """
     with ExitStack() as stack:
-        found = find(paths, None if kind is None else FORMATS[kind], stack)
-        meta_file = meta_path or found.meta
+        recordings = find(paths, None if kind is None else FORMATS[kind], stack)
+        meta_file = meta_path or recordings.meta
         meta = None if meta_file is None else load_metadata(read_metadata(meta_file))
-        say_not_read(found.not_read)
+        say_not_read(recordings.not_read)
         own = None if labels is None else _own_ranges(labels)
         how = Reading(Limits(), format_name=kind, local=True, own=own)
         with reading(paths[0]):
-            recorded = read_files(found.files, meta, how, shown=_shown)
-    return with_not_read(recorded, [one for _, one in found.not_read])
+            recorded = read_files(recordings.files, meta, how, shown=_shown)
+    return with_not_read(recorded, [file for _, file in recordings.not_read])
 
 
 def _own_ranges(labels: Path) -> OwnRanges:
@@ -114,7 +114,7 @@ def _own_ranges(labels: Path) -> OwnRanges:
         return labels_at(labels)
 
 
-def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> Found:
+def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> FoundFiles:
     """Return the given files, and the recordings within folders and archives.
 
     Parameters
@@ -127,7 +127,7 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
     meta: Path | None = None
     for path in paths:
         inside, more = _inside(path, stack)
-        not_read += [(path, one) for one in more]
+        not_read += [(path, file) for file in more]
         if inside is None:
             files.append(NamedFile(path.as_posix(), path))
             adjacent = path.parent / META_NAME
@@ -137,11 +137,11 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
             looked = look_at(inside)
         chosen = choose(looked, str(path), wanted)
         names = set(chosen.names)
-        files += [one for one in inside if one.name in names]
-        not_read += [(path, one) for one in chosen.not_read]
+        files += [entry for entry in inside if entry.name in names]
+        not_read += [(path, skipped) for skipped in chosen.not_read]
         said = metadata_among(inside)
         meta = meta or (said.path if said is not None else None)
-    return Found(tuple(files), meta, tuple(not_read))
+    return FoundFiles(tuple(files), meta, tuple(not_read))
 
 
 def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[NotRead]]:
@@ -169,14 +169,14 @@ def _shown(files: Sequence[NamedFile]) -> Iterable[NamedFile]:
 
 def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
     """Print to standard error which files are not read, and why."""
-    for path, one in not_read[:NAMED_NOT_READ]:
-        sys.stderr.write(f"Not read: {path}/{one.name}: {one.why}\n")
+    for path, file in not_read[:NAMED_NOT_READ]:
+        sys.stderr.write(f"Not read: {path}/{file.name}: {file.why}\n")
     if len(not_read) > NAMED_NOT_READ:
         sys.stderr.write(f"Not read: {len(not_read) - NAMED_NOT_READ:,} more files\n")
 
 
 def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
     """Print to standard error the skipped events, and the settings that would record them."""
-    for one in unmapped:
-        remedy = f": {one.remedy}" if one.remedy else ""
-        sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")
+    for event in unmapped:
+        remedy = f": {event.remedy}" if event.remedy else ""
+        sys.stderr.write(f"Left out: {event.count:,} {event.what}{remedy}\n")

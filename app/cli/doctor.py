@@ -95,7 +95,7 @@ def _nodes(container: Container) -> Part:
         guessing = guessing_jobs(tx, tx.now - GUESSED_WITHIN)
     if not guessing:
         return Part(NODES, ready=True, detail="no job of the last week guesses them")
-    named = [f"{one.job} ({one.guessed} of {one.hosts})" for one in guessing[:NAMED_JOBS]]
+    named = [f"{guess.job} ({guess.guessed} of {guess.hosts})" for guess in guessing[:NAMED_JOBS]]
     more = len(guessing) - len(named)
     jobs = ", ".join([*named, f"{more} more"] if more else named)
     advice = "set PACELINE_NODE, or pass spec.nodeName as K8S_NODE_NAME"

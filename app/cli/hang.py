@@ -71,13 +71,13 @@ def _read(paths: Sequence[Path]) -> Iterator[HangFile]:
     for path in _files(paths):
         with reading(path):
             body = path.read_bytes()
-        found = read_hang_file(str(path), body)
-        if found is None:
+        file = read_hang_file(str(path), body)
+        if file is None:
             sys.stderr.write(
                 f"{path}: not read: neither a flight recorder's dump nor py-spy's nor ncclras's\n"
             )
         else:
-            yield found
+            yield file
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:

@@ -120,9 +120,9 @@ def show_job(document: JobDocument, console: Console) -> None:
                 f"{what}{loss.iteration_time_ms / MS_PER_S:.3f} s, {loss.dp} pipelines, "
                 f"{loss.kept} as they are, {loss.moved_bytes / GIB:.0f} GiB of states to move"
             )
-    for one in document.flags:
-        say(f"{one.framework}: {one.flags}")
-        for unsaid in one.unsaid:
+    for flag in document.flags:
+        say(f"{flag.framework}: {flag.flags}")
+        for unsaid in flag.unsaid:
             say(f"  cannot express {unsaid}")
 
 
@@ -166,15 +166,15 @@ def _pipelines(document: JobDocument) -> Table:
     table.add_column("Microbatches", justify="right")
     table.add_column("Time", justify="right")
     seen: dict[tuple[int, int], int] = {}
-    for one in document.pipelines:
-        key = one.template, one.microbatches
+    for pipeline in document.pipelines:
+        key = pipeline.template, pipeline.microbatches
         seen[key] = seen.get(key, 0) + 1
     for (number, microbatches), count in list(seen.items())[:MOST_LINES]:
         template = document.templates[number]
         time_ms = max(
-            one.time_ms
-            for one in document.pipelines
-            if (one.template, one.microbatches) == (number, microbatches)
+            pipeline.time_ms
+            for pipeline in document.pipelines
+            if (pipeline.template, pipeline.microbatches) == (number, microbatches)
         )
         cuts = [
             f"{stage.layers[1] - stage.layers[0] + 1} {stage.device}" for stage in template.stages
@@ -227,10 +227,10 @@ def plan_file(
     if isinstance(spec, JobSpec):
         plan_whole_job(spec, budget, as_json=as_json)
         return
-    found = plan(spec, method=method, objective=objective, budget=budget, compare=True)
+    planned = plan(spec, method=method, objective=objective, budget=budget, compare=True)
     if method == "ditto":
-        found = with_oobleck_templates(found, SearchBudget(time.monotonic))
-    document = plan_document(found)
+        planned = with_oobleck_templates(planned, SearchBudget(time.monotonic))
+    document = plan_document(planned)
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")
     else:

@@ -168,14 +168,14 @@ def move(*, to_store: bool) -> None:
 def check() -> bool:
     """Print the number of objects of this installation; return whether none is missing."""
     with opened_also_embedded(Settings(), "blobs") as container:
-        found = references(container)
-    sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")
-    if found.lost is None and found.blobs:
+        counts = references(container)
+    sys.stdout.write(f"{counts.blobs} blobs, {counts.bytes:,} bytes in the object store\n")
+    if counts.lost is None and counts.blobs:
         sys.stdout.write("not looked for: set PACELINE_BLOB_URL\n")
         return False
-    if found.lost:
-        sys.stdout.write(f"{found.lost} of them are not there, or not whole\n")
-    return not found.lost
+    if counts.lost:
+        sys.stdout.write(f"{counts.lost} of them are not there, or not whole\n")
+    return not counts.lost
 
 
 def change_job(job: str, values: Mapping[str, object], *, server: str) -> None:

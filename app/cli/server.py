@@ -192,17 +192,17 @@ class Server:
 
     def _hang_of(self, upload: str, say: Callable[[str], object]) -> dict[str, Any]:
         """Wait until the server has read an archive, and return its hang."""
-        told = ""
+        announced = ""
         while True:
-            found = self.get(f"/api/v1/hang-uploads/{upload}")
-            if found["hang"] is not None:
-                hang = self.get(f"/api/v1/hangs/{found['hang']}")["hang"]
-                return {**found, "sentence": hang["sentence"]}
-            if found["state"] in (UploadState.REFUSED, UploadState.FAILED):
-                raise ServerError(found["reason"])
-            if found["state"] != told:
-                told = found["state"]
-                say(f"The archive is {told}")
+            state = self.get(f"/api/v1/hang-uploads/{upload}")
+            if state["hang"] is not None:
+                hang = self.get(f"/api/v1/hangs/{state['hang']}")["hang"]
+                return {**state, "sentence": hang["sentence"]}
+            if state["state"] in (UploadState.REFUSED, UploadState.FAILED):
+                raise ServerError(state["reason"])
+            if state["state"] != announced:
+                announced = state["state"]
+                say(f"The archive is {announced}")
             time.sleep(POLL_S)
 
     def _posted(
@@ -230,18 +230,18 @@ class Server:
         path = f"/api/v1/sessions/{session}"
         while True:
             try:
-                found = self.get(path)
+                state = self.get(path)
             except UnreachableServerError:
                 failures += 1
                 if failures > POLL_FAILURES:
                     raise
             else:
                 failures = 0
-                if found["state"] in SessionState.REPORTED:
+                if state["state"] in SessionState.REPORTED:
                     return self.get(f"{path}/report")
-                if found["state"] in SessionState.UNREPORTED:
-                    raise _no_report(found)
-                say(_progress_of(found))
+                if state["state"] in SessionState.UNREPORTED:
+                    raise _no_report(state)
+                say(_progress_of(state))
             time.sleep(POLL_S)
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of httpx
@@ -315,12 +315,12 @@ def _retry_after_s(answer: httpx.Response) -> float:
 
 def credentials() -> dict[str, str]:
     """Return the headers with the caller's token and project."""
-    caller, found = Caller.of_environment(), {}
+    caller, headers = Caller.of_environment(), {}
     if caller.token is not None:
-        found["Authorization"] = f"Bearer {caller.token}"
+        headers["Authorization"] = f"Bearer {caller.token}"
     if caller.project is not None:
-        found["Paceline-Project"] = caller.project
-    return found
+        headers["Paceline-Project"] = caller.project
+    return headers
 
 
 def is_loopback(url: str) -> bool:

@@ -117,10 +117,12 @@ def _show_budget(report: Report, console: Console) -> None:
 
 def _show_arrivals(report: Report, console: Console) -> None:
     """Print the ranks that arrive last at collectives, and the parts of the leading rank's time."""
-    found = report.arrivals
-    if found is not None:
-        at = report.machine(found.worst.rank).called if found.straggles else ""
-        console.print(f"{found.words}{f' ({at})' if at else ''}", highlight=False, soft_wrap=True)
+    arrivals = report.arrivals
+    if arrivals is not None:
+        at = report.machine(arrivals.worst.rank).called if arrivals.straggles else ""
+        console.print(
+            f"{arrivals.words}{f' ({at})' if at else ''}", highlight=False, soft_wrap=True
+        )
     for line in _breakdown(report):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -128,11 +130,11 @@ def _show_arrivals(report: Report, console: Console) -> None:
 def _breakdown(report: Report) -> Iterator[str]:
     if report.breakdown is None or (compared := report.breakdown_of_worst()) is None:
         return
-    one, peers = compared
-    told = report.arrivals.straggles if report.arrivals else len(report.breakdown.ranks) == 1
-    if not told:
+    worst, peers = compared
+    straggles = report.arrivals.straggles if report.arrivals else len(report.breakdown.ranks) == 1
+    if not straggles:
         return
-    yield f"A step of rank {one.rank}: {_parts([one])}"
+    yield f"A step of rank {worst.rank}: {_parts([worst])}"
     if peers:
         whose = "Its peer" if len(peers) == 1 else f"Median of its {len(peers)} peers"
         yield f"{whose}: {_parts(peers)}"
@@ -141,7 +143,7 @@ def _breakdown(report: Report) -> Iterator[str]:
 def _parts(ranks: Sequence[RankBreakdown]) -> str:
     """Return the median parts of the step time of some ranks."""
     return ", ".join(
-        f"{name} {median(getattr(one, field) for one in ranks):.3g} s"
+        f"{name} {median(getattr(rank, field) for rank in ranks):.3g} s"
         for name, field in BREAKDOWN.items()
     )
 

@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 CONTENT_TYPES: Final = {
-    suffix: known.media_types[0]
-    for known in FORMATS.values()
+    suffix: trace_format.media_types[0]
+    for trace_format in FORMATS.values()
     # Several recorders write JSON: the server detects the recorder.
-    if known.recorder is None
-    for suffix in known.suffixes
+    if trace_format.recorder is None
+    for suffix in trace_format.suffixes
 }
 METADATA_TYPES: Final = {".json": "application/json"}
 UNREADABLE: Final = (
     "The upload was accepted. This token may not read the verdict: it lacks the scope read. Look "
     "at the address, or use a token that has it."
 )
-COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
+COMPRESSED_SUFFIXES: Final = tuple(compression.suffix for compression in COMPRESSIONS)
 
 # Format in which the operations of a folder are sent: the smallest that keeps their times exactly.
 SENT_AS: Final = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _GivenFiles:
     """Files of metadata and labels."""
 
     meta: Path | None
@@ -73,7 +73,7 @@ def upload(  # noqa: PLR0913 - what the command is told
     """Send a trace and print its address, or with `wait` its report."""
     console = Console(stderr=True)
     with Server(server) as api:
-        sent = _send(api, path, _Told(meta, labels), job, console)
+        sent = _send(api, path, _GivenFiles(meta, labels), job, console)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
@@ -81,9 +81,9 @@ def upload(  # noqa: PLR0913 - what the command is told
         _wait(api, sent, console)
 
 
-def _send(api: Server, path: Path, told: _Told, job: str | None, console: Console) -> Sent:
+def _send(api: Server, path: Path, files: _GivenFiles, job: str | None, console: Console) -> Sent:
     with ExitStack() as stack:
-        outgoing = _outgoing(path, told, console, stack)
+        outgoing = _outgoing(path, files, console, stack)
         name = job or _trial_name(outgoing.said)
         return api.send(name, outgoing.open_trace, outgoing.meta, console.print)
 
@@ -114,23 +114,23 @@ def metadata_body(path: Path, text: str) -> Body:
     return Body(text.encode(), media_type, path.name)
 
 
-def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _Outgoing:
+def _outgoing(path: Path, files: _GivenFiles, console: Console, stack: ExitStack) -> _Outgoing:
     """Return the trace to send for a path.
 
     The files of several ranks are joined and labels are applied before sending: the operations have
     a fiftieth of the files' bytes, and a fault in a file is reported before anything is sent.
     """
-    meta = told.meta
+    meta = files.meta
     with reading(path):
-        several = path.is_dir() or archive_at(path) is not None or told.labels is not None
-    if path.is_dir() and told.labels is None:
-        found = find([path], None, stack)
-        if len(found.files) == 1:
-            say_not_read(found.not_read)
-            return _as_it_is(found.files[0].path, meta or found.meta, console, stack)
+        several = path.is_dir() or archive_at(path) is not None or files.labels is not None
+    if path.is_dir() and files.labels is None:
+        recordings = find([path], None, stack)
+        if len(recordings.files) == 1:
+            say_not_read(recordings.not_read)
+            return _as_it_is(recordings.files[0].path, meta or recordings.meta, console, stack)
     if not several:
         return _as_it_is(path, meta, console, stack)
-    recorded = read_recordings([path], meta, None, labels=told.labels)
+    recorded = read_recordings([path], meta, None, labels=files.labels)
     say_unmapped(recorded.unmapped)
     said = recorded.trace.meta
     writer = WRITERS[SENT_AS]

@@ -27,9 +27,9 @@ def answer_file(
 ) -> None:
     """Answer a question about a trace file and print step time and gain."""
     trace = read_trace(path, meta_path, labels)
-    found = answer(prepare_replay(trace, question.without), question)
-    against = _against(trace, question.without) or found.published
-    document = found.as_document(against)
+    answered = answer(prepare_replay(trace, question.without), question)
+    against = _against(trace, question.without) or answered.published
+    document = answered.as_document(against)
     if as_json:
         json.dump(document, sys.stdout, allow_nan=False)
         sys.stdout.write("\n")

@@ -120,8 +120,8 @@ def resolve(host: str, port: int) -> list[str]:
     OSError
         If the name has no address.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class AddressGuard:
         """
         if limit_s <= 0:
             raise DeliveryError("timeout", "The time for this attempt is over.")
-        found = self._look_up(host, port, limit_s)
-        for text in found:
+        addresses = self._look_up(host, port, limit_s)
+        for text in addresses:
             # The text of a link-local address ends with its interface: fe80::1%eth0
             address = ipaddress.ip_address(text.partition("%")[0])
             if not self.permits(address):
@@ -162,7 +162,7 @@ class AddressGuard:
                     "can allow its network with PACELINE_ALERT_ALLOWED_NETWORKS.",
                     permanent=True,
                 )
-        return found
+        return addresses
 
     def _look_up(self, host: str, port: int, limit_s: float) -> list[str]:
         # The system's resolver has no configurable time limit, so it runs in a thread.

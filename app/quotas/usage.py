@@ -200,10 +200,10 @@ def use_of(
         ).scalar_subquery()
     if counts:
         query = _SUMMED_USE.add_columns(*counts.values())
-        found = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
+        row = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
     else:
-        (found,) = _PREPARED.rows(tx.session, project_id=project_id)
-    hour, hour_sessions, size, operations, now, *counted = found
+        (row,) = _PREPARED.rows(tx.session, project_id=project_id)
+    hour, hour_sessions, size, operations, now, *counted = row
     tx.is_at(now)
     return summed_use(
         tx.now,
@@ -246,10 +246,10 @@ def uses(tx: Reads) -> dict[int, Use]:
     query = select(
         Project.id,
         ProjectUsage,
-        *(func.coalesce(one.c.counted, 0).label(name) for name, one in counted.items()),
+        *(func.coalesce(counting.c.counted, 0).label(name) for name, counting in counted.items()),
     ).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
-    for one in counted.values():
-        query = query.outerjoin(one, one.c.project_id == Project.id)
+    for counting in counted.values():
+        query = query.outerjoin(counting, counting.c.project_id == Project.id)
     return {
         project_id: Use(
             sessions_this_hour=used.hour_sessions if used and used.hour == hour else 0,
@@ -399,12 +399,12 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     # The lock orders concurrent transactions: each has committed and is part of the sums, or adds
     # to them afterwards.
     hour = _wait_for_others(tx, project_id)
-    there = Session.trace_removed_at.is_(None)
+    has_trace = Session.trace_removed_at.is_(None)
     stored = tx.session.execute(
         select(
             func.count().filter(Session.received_at >= hour).label("hour_sessions"),
-            func.coalesce(func.sum(Session.body_bytes).filter(there), 0).label("bytes"),
-            func.coalesce(func.sum(Session.operations).filter(there), 0).label("operations"),
+            func.coalesce(func.sum(Session.body_bytes).filter(has_trace), 0).label("bytes"),
+            func.coalesce(func.sum(Session.operations).filter(has_trace), 0).label("operations"),
         )
         .select_from(Session)
         .where(Session.project_id == project_id)

@@ -64,10 +64,10 @@ def export_job(container: Container, job: str) -> Iterator[bytes]:
         job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
         if job_id is None:
             raise no_job(job)
-        found = tx.session.execute(
+        rows = tx.session.execute(
             select(Session.id).where(Session.job_id == job_id).order_by(Session.received_at)
         ).scalars()
-        sessions = list(found)
+        sessions = list(rows)
         _note(container, tx, f"job {job}")
     return _tar(container, sessions)
 
@@ -157,9 +157,9 @@ def _json(document: object) -> bytes:
 def _listed(row: SessionRow) -> dict[str, object]:
     """Return the fields of ``session.json``."""
     listed = {name: getattr(row, name) for name in SessionRow.__slots__ if name != "verdict"}
-    verdict, published, headline, known = row.verdict, None, None, None
+    verdict, published, headline, known_loss = row.verdict, None, None, None
     if verdict is not None:
-        published, headline, known = verdict.published, verdict.headline, verdict.known
+        published, headline, known_loss = verdict.published, verdict.headline, verdict.known
     low, high = (published and published.ci95) or (None, None)
     headline_low, headline_high = (headline and headline.ci95) or (None, None)
     return listed | {
@@ -172,7 +172,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
         "headline_slowdown": headline and headline.slowdown,
         "headline_low": headline_low,
         "headline_high": headline_high,
-        "headline_gpu_hours_lost": known and known.gpu_hours_lost,
+        "headline_gpu_hours_lost": known_loss and known_loss.gpu_hours_lost,
         "headline_kind": headline and headline.kind,
     }
 
@@ -285,12 +285,12 @@ def analyze_many_again(container: Container, selection: Selection, limit: int) -
                 wanted = wanted.where(Job.name == selection.job)
             some = min(BATCH, limit - queued)
             newest = wanted.order_by(Session.received_at.desc(), Session.id).limit(some)
-            found = tx.session.execute(newest).scalars().all()
-            done = sum(_queue(tx, session_id) for session_id in found)
+            sessions = tx.session.execute(newest).scalars().all()
+            done = sum(_queue(tx, session_id) for session_id in sessions)
             queued += done
             if done:
                 record(tx, container.principal, Action.ANALYZED_AGAIN, "sessions", count=done)
-            if len(found) == some and queued < limit:
+            if len(sessions) == some and queued < limit:
                 continue
             left = tx.session.execute(
                 select(func.count()).select_from(wanted.subquery())

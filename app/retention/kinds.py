@@ -43,7 +43,7 @@ class Items:
     key: ColumnElement[Any]
     at: ColumnElement[Any]
     size: ColumnElement[int]
-    there: ColumnElement[bool]  # condition: which rows are of the kind
+    condition: ColumnElement[bool]  # which rows are items of the kind
     may_go: ColumnElement[bool]  # condition: which of them retention may take away
     session: bool = False  # whether the table is to be joined with its sessions
 
@@ -62,16 +62,16 @@ class Kind:
 
     def keep(self, rules: RetentionRules) -> Keep | KeepAudit | KeepRows:
         """Return the rule of this kind from a project's rules."""
-        found: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
-        return found
+        keep: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
+        return keep
 
 
 def _blob_bytes(*blobs: ColumnElement[Any]) -> ColumnElement[int]:
     # `octet_length` of a value stored out of line (TOAST) does not read the value.
     size = func.coalesce(func.sum(func.octet_length(BlobPart.data)), 0)
-    here = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
+    in_database = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
     size = func.coalesce(func.sum(BlobObject.bytes), 0)
-    return here + select(size).where(BlobObject.blob_id.in_(blobs)).scalar_subquery()
+    return in_database + select(size).where(BlobObject.blob_id.in_(blobs)).scalar_subquery()
 
 
 def _row_bytes(table: type[Base]) -> ColumnElement[int]:
@@ -123,7 +123,7 @@ def _traces(_project_id: int, _now: datetime) -> Items:
         key=Session.id.expression,
         at=Session.received_at.expression,
         size=_blob_bytes(Session.trace_blob.expression) + pieces + objects,
-        there=or_(Session.trace_blob.is_not(None), in_chunks),
+        condition=or_(Session.trace_blob.is_not(None), in_chunks),
         may_go=_may_go(),
     )
 
@@ -149,7 +149,7 @@ def _heatmaps(_project_id: int, _now: datetime) -> Items:
         key=StoredReport.session_id.expression,
         at=Session.received_at.expression,
         size=_blob_bytes(StoredReport.heatmap_blob.expression),
-        there=StoredReport.heatmap_blob.is_not(None),
+        condition=StoredReport.heatmap_blob.is_not(None),
         may_go=_may_go(),
         session=True,
     )
@@ -169,7 +169,7 @@ def _reports(_project_id: int, _now: datetime) -> Items:
         size=_blob_bytes(
             StoredReport.document_blob.expression, StoredReport.heatmap_blob.expression
         ),
-        there=true(),
+        condition=true(),
         may_go=_may_go(),
         session=True,
     )
@@ -199,7 +199,7 @@ def _hangs(_project_id: int, _now: datetime) -> Items:
         key=StoredHang.id.expression,
         at=StoredHang.created_at.expression,
         size=func.octet_length(StoredHang.document) + files,
-        there=true(),
+        condition=true(),
         may_go=true(),
     )
 
@@ -221,7 +221,7 @@ def _pulse_rows(_project_id: int, now: datetime) -> Items:
         key=PulseBlock.id.expression,
         at=PulseBlock.minute.expression,
         size=_row_bytes(PulseBlock),
-        there=true(),
+        condition=true(),
         may_go=~noticed,
     )
 
@@ -236,7 +236,7 @@ def _pulse_spans(_project_id: int, _now: datetime) -> Items:
         key=PulseSpan.id.expression,
         at=PulseSpan.start.expression,
         size=_row_bytes(PulseSpan),
-        there=true(),
+        condition=true(),
         may_go=true(),
     )
 
@@ -256,7 +256,7 @@ def _probes(_project_id: int, _now: datetime) -> Items:
         at=HostProbe.at.expression,
         size=_row_bytes(HostProbe) * of_it,
         # A probe has a row per device; the row of device 0 stands for the probe.
-        there=HostProbe.device == 0,
+        condition=HostProbe.device == 0,
         may_go=probed_since,
     )
 
@@ -271,7 +271,7 @@ def _task_runs(_project_id: int, _now: datetime) -> Items:
         key=TaskRun.id.expression,
         at=func.coalesce(TaskRun.finished_at, TaskRun.created_at),
         size=_row_bytes(TaskRun),
-        there=true(),
+        condition=true(),
         may_go=TaskRun.state.in_(TaskState.OVER),
     )
 
@@ -296,7 +296,7 @@ def _deliveries(_project_id: int, _now: datetime) -> Items:
         key=AlertDelivery.id.expression,
         at=AlertDelivery.created_at.expression,
         size=_row_bytes(AlertDelivery),
-        there=true(),
+        condition=true(),
         may_go=and_(AlertDelivery.state.in_(DeliveryState.OVER), told_since),
     )
 
@@ -311,7 +311,7 @@ def _audit(project_id: int, now: datetime) -> Items:
         key=AuditEntry.id.expression,
         at=AuditEntry.at.expression,
         size=_row_bytes(AuditEntry),
-        there=AuditEntry.project_id == project_id,
+        condition=AuditEntry.project_id == project_id,
         may_go=AuditEntry.at < now - timedelta(days=AUDIT_DAYS),
     )
 

@@ -121,15 +121,15 @@ def references(container: Container) -> References:
         ).one()
     if container.objects is None:
         return References(blobs, int(size))
-    found = 0
+    present = 0
     for page in container.objects.store.pages():
         with everywhere.reading() as tx:
-            there = {listed.key: listed.bytes for listed in page}
+            sizes = {listed.key: listed.bytes for listed in page}
             rows = tx.session.execute(
-                select(BlobObject.key, BlobObject.bytes).where(BlobObject.key.in_(there))
+                select(BlobObject.key, BlobObject.bytes).where(BlobObject.key.in_(sizes))
             )
-            found += sum(there[key] == size for key, size in rows)
-    return References(blobs, int(size), max(blobs - found, 0))
+            present += sum(sizes[key] == size for key, size in rows)
+    return References(blobs, int(size), max(blobs - present, 0))
 
 
 def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
@@ -273,11 +273,11 @@ def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
             )
             if last is not None:
                 query = query.where(BlobPart.blob_id > last)
-            found = list(tx.session.execute(query).scalars())
-        yield from found
-        if len(found) < BLOBS:
+            blobs = list(tx.session.execute(query).scalars())
+        yield from blobs
+        if len(blobs) < BLOBS:
             return
-        last = found[-1]
+        last = blobs[-1]
 
 
 def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int | None:

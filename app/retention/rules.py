@@ -50,7 +50,7 @@ LOOK_EVERY: Final = timedelta(minutes=5)
 PASS_LIMIT_S: Final = 10.0
 # Items returned by one query, which adds up the sizes of all items; they are deleted before the
 # next query.
-FOUND: Final = 5_000
+KEYS_A_QUERY: Final = 5_000
 # Rows, and blob parts of at most 4 MiB, deleted in one transaction.
 ROWS: Final = 200
 PARTS: Final = 16
@@ -69,8 +69,8 @@ class Use:
 
 def rules_of(tx: Reads) -> RetentionRules:
     """Return the retention rules of the project in the transaction's scope."""
-    found = tx.session.execute(select(Retention.rules)).scalar()
-    return RetentionRules() if found is None else found
+    stored = tx.session.execute(select(Retention.rules)).scalar()
+    return RetentionRules() if stored is None else stored
 
 
 def uses_of(tx: Reads) -> dict[str, Use]:
@@ -104,15 +104,15 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
 
 def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
     """Return the number of items of each kind that the rules would delete now."""
-    found = {}
+    losses = {}
     for kind in KINDS:
         queries = [query.subquery() for query in _queries(tx, kind, rules)]
         if queries:
             keys = union(*(select(query.c.key) for query in queries)).subquery()
             lost = tx.session.execute(select(func.count()).select_from(keys)).scalar_one()
             if lost:
-                found[kind.name] = lost
-    return found
+                losses[kind.name] = lost
+    return losses
 
 
 def keep_to_rules(container: Container) -> int:
@@ -171,7 +171,7 @@ def _look(container: Container, until_s: float) -> int:
                     if kind.name == "traces":
                         recount(tx, container.project_id)
                 removed += len(some)
-            if len(keys) < FOUND:
+            if len(keys) < KEYS_A_QUERY:
                 break
     with container.uow() as tx:
         _put(tx, container.project_id, looked_at=tx.now)
@@ -182,8 +182,10 @@ def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
     """Return the keys of a kind's next items to delete, the oldest item first."""
     for query in _queries(tx, kind, rules):
         over = query.subquery()
-        found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
-        if keys := list(found):
+        selected = tx.session.execute(
+            select(over.c.key).order_by(over.c.at).limit(KEYS_A_QUERY)
+        ).scalars()
+        if keys := list(selected):
             return keys
     return []
 
@@ -212,7 +214,7 @@ def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[An
 
 
 def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns differ in type
-    query = select(*columns).select_from(items.table).where(items.there)
+    query = select(*columns).select_from(items.table).where(items.condition)
     if items.session:
         query = query.join(Session, Session.id == items.key)
     return query

@@ -102,7 +102,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        with sending_metrics(counted.told) if sends_metrics else contextlib.nullcontext():
+        with sending_metrics(counted.exposed) if sends_metrics else contextlib.nullcontext():
             async with live.running(), writing_refusals(container):
                 yield
 

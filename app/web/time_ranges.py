@@ -120,8 +120,8 @@ def moment_in(text: str) -> datetime | None:
         return None
     try:
         # A plus sign that was not escaped in the address was decoded as a space.
-        found = datetime.fromisoformat(text.strip().replace(" ", "+"))
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

@@ -32,10 +32,10 @@ def reference_profile() -> Path | None:
     """Return the folder with the published profile of GPT2-XL; None if the environment has none."""
     given = os.environ.get("PACELINE_REFERENCE_PROFILE")
     data = os.environ.get("PACELINE_REFERENCE_DATA")
-    found = given or (data and str(Path(data).parent / "gpt2-xl-profile"))
-    if not found or not (Path(found) / "layers.json").is_file():
+    folder = given or (data and str(Path(data).parent / "gpt2-xl-profile"))
+    if not folder or not (Path(folder) / "layers.json").is_file():
         return None
-    return Path(found).resolve()
+    return Path(folder).resolve()
 
 
 def uniform_layers() -> list[dict[str, float]]:

@@ -160,11 +160,11 @@ def processors(pid: int) -> dict[str, float]:
     family = {pid}
     while grown := {child for child, parent in parents.items() if parent in family} - family:
         family |= grown
-    found: dict[str, float] = {}
-    for one in family:
-        name = _part(one, pid)
-        found[name] = found.get(name, 0.0) + times.get(one, 0) / _TICKS
-    return found
+    seconds: dict[str, float] = {}
+    for process in family:
+        name = _part(process, pid)
+        seconds[name] = seconds.get(name, 0.0) + times.get(process, 0) / _TICKS
+    return seconds
 
 
 def _part(process: int, first: int) -> str:

@@ -87,9 +87,14 @@ def verdict_with(facts: Facts) -> SessionVerdict:
         step_time_s=facts.step_time_s,
         causes=tuple(
             VerdictCause(
-                one.cause, one.where, one.confidence, one.contribution, one.evidence, one.gpus
+                cause.cause,
+                cause.where,
+                cause.confidence,
+                cause.contribution,
+                cause.evidence,
+                cause.gpus,
             )
-            for one in facts.causes
+            for cause in facts.causes
         ),
         worst=facts.worst or made_verdict().worst,
         worst_step=facts.worst_step,
@@ -199,7 +204,7 @@ def copy_session(
     statements = [JOBS, SESSIONS.format(columns=columns, values=values)]
     for model, changed in ((StoredVerdict, SLOWED), (HostReading, HOSTS)):
         columns, values = _columns(
-            [one.name for one in model.__table__.columns if one.computed is None],
+            [part.name for part in model.__table__.columns if part.computed is None],
             OF_SESSION | changed,
             "was",
         )
@@ -213,7 +218,7 @@ def copy_session(
 def _columns(
     names: list[str], changed: Mapping[str, str], table: str = "session"
 ) -> tuple[str, str]:
-    return ", ".join(names), ", ".join(changed.get(one, f"{table}.{one}") for one in names)
+    return ", ".join(names), ", ".join(changed.get(name, f"{table}.{name}") for name in names)
 
 
 def let_fire(container: Container, name: str, jobs: int, first: int) -> None:

@@ -84,8 +84,8 @@ def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
         f"| at {_HEAVIEST} | ideal | target | measured |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {name} | {ideal:.2f} × | {least:.2f} × | {found:.2f} × |"
-            for name, found, ideal, least in targets
+            f"| {name} | {ideal:.2f} × | {least:.2f} × | {speedup:.2f} × |"
+            for name, speedup, ideal, least in targets
         ),
         "",
         (
@@ -95,7 +95,7 @@ def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
         "",
         *speed.table(rows),
     ]
-    return lines, all(found >= least for _, found, _, least in targets)
+    return lines, all(reached >= least for _, reached, _, least in targets)
 
 
 def _best(rows: Sequence[speed.Row], target: str) -> float:
@@ -132,7 +132,7 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
 def accuracy_section(without: float, changes: Sequence[accuracy.Change]) -> list[str]:
     """Return the table of accuracy, and the changes that exceed the noise."""
     seeds = changes[0].seeds
-    beyond = [f"{one.way} at γ = {one.gamma:g}" for one in changes if one.beyond_noise]
+    beyond = [f"{change.way} at γ = {change.gamma:g}" for change in changes if change.beyond_noise]
     return [
         (
             f"{accuracy.EPOCHS} epochs, {seeds} seeds; without resizing, {without:.1f} % of the "

@@ -89,11 +89,11 @@ def on_threads(functions: Sequence[Callable[[], Result]], board: Board) -> list[
     RuntimeError
         If a function failed; its message is on standard error.
     """
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
 
     def run(rank: int) -> None:
         try:
-            found[rank] = functions[rank]()
+            results[rank] = functions[rank]()
         except BaseException:
             board.barrier.abort()
             raise
@@ -103,9 +103,9 @@ def on_threads(functions: Sequence[Callable[[], Result]], board: Board) -> list[
         thread.start()
     for thread in threads:
         thread.join()
-    if len(found) < len(functions):
+    if len(results) < len(functions):
         raise RuntimeError("a rank did not do its part")
-    return [found[rank] for rank in range(len(functions))]
+    return [results[rank] for rank in range(len(functions))]
 
 
 GAMMAS: Final = (0.25, 0.5, 0.875)
@@ -239,8 +239,8 @@ def _train(
         workload.end_epoch()
     workload.close()
     with torch.no_grad():
-        told = model(data.tested_images).argmax(dim=1)
-    return 100 * float((told == data.tested_labels).double().mean())
+        predicted = model(data.tested_images).argmax(dim=1)
+    return 100 * float((predicted == data.tested_labels).double().mean())
 
 
 def measure(seeds: int) -> tuple[float, list[Change]]:
@@ -250,13 +250,13 @@ def measure(seeds: int) -> tuple[float, list[Change]]:
     trainings = [(seed, way, gamma) for seed in range(seeds) for way, gamma in ways]
     workers = os.cpu_count() or 1
     shared = [trainings[first::workers] for first in range(workers)]
-    found: dict[tuple[int, Way | None, float], float] = {}
-    for part in in_processes([partial(_trained, mine) for mine in shared]):
-        found |= part
-    without = [found[seed, None, 0.0] for seed in range(seeds)]
+    accuracies: dict[tuple[int, Way | None, float], float] = {}
+    for part in in_processes([partial(_trained, runs) for runs in shared]):
+        accuracies |= part
+    without = [accuracies[seed, None, 0.0] for seed in range(seeds)]
     changes: list[Change] = []
     for way, gamma in ways[1:]:
-        of_seeds = [found[seed, way, gamma] - without[seed] for seed in range(seeds)]
+        of_seeds = [accuracies[seed, way, gamma] - without[seed] for seed in range(seeds)]
         mean, deviation = statistics.mean(of_seeds), statistics.stdev(of_seeds)
         changes.append(Change(way.name if way else "", gamma, mean, deviation, seeds))
     return statistics.mean(without), changes
@@ -280,6 +280,6 @@ def table(changes: Sequence[Change]) -> Iterator[str]:
     yield f"| selection | {' | '.join(f'γ = {gamma:g}' for gamma in GAMMAS)} |"
     yield f"| --- | {' | '.join('---' for _ in GAMMAS)} |"
     for way in WAYS:
-        found = {one.gamma: one for one in changes if one.way == way.name}
-        cells = [_cell(found.get(gamma)) for gamma in GAMMAS]
+        by_gamma = {change.gamma: change for change in changes if change.way == way.name}
+        cells = [_cell(by_gamma.get(gamma)) for gamma in GAMMAS]
         yield f"| {way.name} | {' | '.join(cells)} |"

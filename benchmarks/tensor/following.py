@@ -86,19 +86,21 @@ class Followed:
     @property
     def slow_steps(self) -> int:
         """Number of steps from the straggler's first step until a plan is applied."""
-        found = (s.number for s in self.steps if s.number >= COMES and s.planned)
-        return next(found, STEPS) - COMES
+        planned = (s.number for s in self.steps if s.number >= COMES and s.planned)
+        return next(planned, STEPS) - COMES
 
     @property
     def held_steps(self) -> int:
         """Number of steps after the straggler's recovery until the plan is withdrawn."""
-        found = (s.number for s in self.steps if s.number >= GOES and not s.planned)
-        return next(found, STEPS) - GOES
+        unplanned = (s.number for s in self.steps if s.number >= GOES and not s.planned)
+        return next(unplanned, STEPS) - GOES
 
     def median_s(self, first: int, last: int, *, planned: bool) -> float:
         """Return the median duration of steps with or without a plan, s; NaN without such steps."""
-        found = [s.took_s for s in self.steps if first <= s.number < last and s.planned is planned]
-        return statistics.median(found) if found else math.nan
+        durations_s = [
+            s.took_s for s in self.steps if first <= s.number < last and s.planned is planned
+        ]
+        return statistics.median(durations_s) if durations_s else math.nan
 
 
 def measure() -> Followed:

@@ -60,9 +60,9 @@ def _on_rank(function: Callable[[], Result], store: str, rank: int) -> Result:
         # ones.
         os.nice(_NICENESS)
     dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
-    found = function()
+    result = function()
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def in_processes(functions: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -75,7 +75,7 @@ def in_processes(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-tp-") as name:
         directory = Path(name)
-        running = {_fork(one, directory / str(n)) for n, one in enumerate(functions)}
+        running = {_fork(function, directory / str(n)) for n, function in enumerate(functions)}
         failed = False
         while running:
             pid, status = os.wait()
@@ -192,12 +192,12 @@ class Job:
             ends_s.append(time.perf_counter())
         took_s = [after - before for before, after in pairwise(ends_s)]
         own = self.watch.finished()
-        mine = torch.tensor(
+        times = torch.tensor(
             [took_s, [step.time_s for step in own], [step.matmul_s for step in own]],
             dtype=torch.float64,
         )
-        everyone = torch.empty(self.tp.size, *mine.shape, dtype=torch.float64)
-        dist.all_gather(list(everyone), mine)
+        everyone = torch.empty(self.tp.size, *times.shape, dtype=torch.float64)
+        dist.all_gather(list(everyone), times)
         step_s, time_s, matmul_s = everyone.unbind(1)
         return Measured(
             float(step_s.amax(0).min()), time_s.amin(1).tolist(), matmul_s.amin(1).tolist()

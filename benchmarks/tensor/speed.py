@@ -96,9 +96,9 @@ def _on_rank() -> list[Row]:
 def _pre_test(job: Job) -> Costs:
     """Measure the cost of migrating and extracting columns, without a straggler."""
     job.slow_down([1.0] * RANKS)
-    found = pre_test(job.workload, job.tp, job.train_step)
+    costs = pre_test(job.workload, job.tp, job.train_step)
     return Costs(
-        communicate=fit(found.communicate), extract=fit(found.extract), lend=fit(found.lend)
+        communicate=fit(costs.communicate), extract=fit(costs.extract), lend=fit(costs.lend)
     )
 
 
@@ -123,33 +123,40 @@ class _Predicted:
 def _case(job: Job, case: str, without: Measured, predicted: list[_Predicted]) -> Iterator[Row]:
     granularity, shared = job.granularity, [predicted]
     dist.broadcast_object_list(shared, 0)
-    found: dict[tuple[bool, tuple[RankShare, ...]], float] = {}
+    times: dict[tuple[bool, tuple[RankShare, ...]], float] = {}
     wanted = [
-        one
-        for one in shared[0]
-        if granularity is Granularity.COLUMNS or one.method not in {Method.NONE, Method.STICKY}
+        alternative
+        for alternative in shared[0]
+        if granularity is Granularity.COLUMNS
+        or alternative.method not in {Method.NONE, Method.STICKY}
     ]
     for done in range(_ROUNDS):
-        for one in {one.work: one for one in wanted if one.method is not Method.NONE}.values():
-            steps = _steps(one.step_s)
+        for alternative in {
+            alternative.work: alternative
+            for alternative in wanted
+            if alternative.method is not Method.NONE
+        }.values():
+            steps = _steps(alternative.step_s)
             if done and steps == 1:
                 continue
-            plan = Plan(1, one.method, job.workload.columns, RANKS, one.ranks)
+            plan = Plan(1, alternative.method, job.workload.columns, RANKS, alternative.ranks)
             step_s = job.measure(plan, steps).step_s
-            found[one.work] = min(step_s, found.get(one.work, step_s))
-    for one in wanted:
-        measured_s = without.step_s if one.method is Method.NONE else found[one.work]
+            times[alternative.work] = min(step_s, times.get(alternative.work, step_s))
+    for alternative in wanted:
+        measured_s = (
+            without.step_s if alternative.method is Method.NONE else times[alternative.work]
+        )
         yield Row(
             case,
-            one.method,
+            alternative.method,
             granularity,
-            one.gamma,
-            one.within_budget,
-            one.migrated,
-            one.step_s,
+            alternative.gamma,
+            alternative.within_budget,
+            alternative.migrated,
+            alternative.step_s,
             measured_s,
             without.step_s / measured_s,
-            one.target,
+            alternative.target,
         )
 
 
@@ -162,8 +169,8 @@ def _predicted(job: Job, without: Measured, costs: Costs, outside_s: float) -> l
     """Return the advisor's alternatives for the group as measured without a plan."""
     columns = job.workload.columns
     sizes = tuple(
-        WrittenSizes.model_validate(one).sizes()
-        for one in job.workload.sizes(job.workload.take_rows())
+        WrittenSizes.model_validate(size).sizes()
+        for size in job.workload.sizes(job.workload.take_rows())
     )
     group = Group(np.array(without.time_s), np.array(without.matmul_s), columns)
     problem = Problem(group, accuracy_budget=BUDGET, costs=costs, sizes=sizes)

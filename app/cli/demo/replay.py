@@ -25,7 +25,7 @@ from app.analysis.synthesis.fleet_history import SITES, PlannedSession, runs
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.own import PARQUET
 from app.bootstrap import build
-from app.cli.demo.acts import ACTS, Act, Told
+from app.cli.demo.acts import ACTS, Act, ActContext
 from app.incidents.evaluate import look_at_group
 from app.incidents.models.rules import DEMO_LABELS
 from app.incidents.models.tables import AlertGroup
@@ -92,21 +92,21 @@ def write_history(container: Container, site: str, until: datetime) -> int:
     quiet = replace(container, publish=lambda run, _kind: published.append(run))
     keeper = LeaseKeeper(container)
     latest: dict[str, uuid.UUID] = {}
-    sessions = [one for run in runs() if run.site == site for one in run.sessions()]
+    sessions = [planned for run in runs() if run.site == site for planned in run.sessions()]
     acts = [act for act in ACTS if act.site == site]
     events: list[PlannedSession | Act] = [*sessions, *acts]
     events.sort(key=lambda event: (not _is_first(event), -event.at_h))
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-demo-") as directory:
             jobs = frozenset(session.run.name for session in sessions)
-            here = _Site(quiet, keeper, jobs, until, Path(directory), published)
+            context = _Site(quiet, keeper, jobs, until, Path(directory), published)
             for event in events:
-                _let_time_pass(here, event.at_h)
+                _let_time_pass(context, event.at_h)
                 if isinstance(event, Act):
-                    event.tell(Told(*here.at(event.at_h), latest))
+                    event.perform(ActContext(*context.at(event.at_h), latest))
                 else:
-                    latest[event.run.name] = _send(here, event)
-            _let_time_pass(here, 0.0)
+                    latest[event.run.name] = _send(context, event)
+            _let_time_pass(context, 0.0)
     finally:
         keeper.stop()
     return len(sessions)

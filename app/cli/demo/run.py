@@ -65,7 +65,7 @@ class Place:
     directory: Path
 
     @property
-    def told_until(self) -> datetime | None:
+    def history_end(self) -> datetime | None:
         """Return the end of the complete history; None if it is incomplete.
 
         Raises
@@ -80,7 +80,7 @@ class Place:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StartupError(f"Cannot read {path}: {error}") from error
 
-    def tell(self, until: datetime | None) -> None:
+    def mark_end(self, until: datetime | None) -> None:
         """Record the end of the complete history; None marks it as incomplete.
 
         Raises
@@ -100,8 +100,10 @@ class Place:
 
 def default_demo_dir() -> Path:
     """Return the default data directory of the demo: next to that of an installation."""
-    theirs = default_data_dir()
-    return theirs.with_name("demo" if theirs.name == "data" else f"{theirs.name}-demo")
+    installation = default_data_dir()
+    return installation.with_name(
+        "demo" if installation.name == "data" else f"{installation.name}-demo"
+    )
 
 
 def settings_of_demo(settings: Settings, directory: Path | None) -> tuple[Settings, list[str]]:
@@ -147,9 +149,9 @@ def open_place(directory: Path, *, fresh: bool) -> Place:
             make_directories(directory, 0o711 if is_root() else 0o700)
         except OSError as error:
             raise StartupError(f"Cannot create the demo's directory: {error}") from error
-        place.tell(None)
-    elif fresh or place.told_until is None:
-        empty_instance(directory, keep=(MARK,), first=lambda: place.tell(None))
+        place.mark_end(None)
+    elif fresh or place.history_end is None:
+        empty_instance(directory, keep=(MARK,), first=lambda: place.mark_end(None))
     return place
 
 
@@ -249,11 +251,11 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     _say(f"The demo keeps its data in {place.directory}")
     if left_alone:
         _say(f"It does not use what {', '.join(left_alone)} names")
-    until = place.told_until
+    until = place.history_end
     if until is not None:
         age_h = (datetime.now(UTC) - until).total_seconds() / 3600
         _say(f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one")
-        serve(own, meanwhile=_told(live=live))
+        serve(own, meanwhile=_with_live_job(live=live))
         return
 
     whole = threading.Event()
@@ -266,7 +268,7 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     serve(own, meanwhile=Meanwhile(begin, whole))
 
 
-def _told(*, live: bool) -> Meanwhile:
+def _with_live_job(*, live: bool) -> Meanwhile:
     """Return what runs next to the server once the history is complete."""
 
     @contextlib.contextmanager
@@ -371,7 +373,7 @@ def _complete(
         return
     if leaving.is_set():
         return
-    making.place.tell(making.until)
+    making.place.mark_end(making.until)
     _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {making.url}")
 
 

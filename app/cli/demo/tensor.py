@@ -57,7 +57,7 @@ class _Group:
     rng: np.random.Generator
     shares: list[dict[str, Any]] | None = None
     version: int | None = None
-    known: int = 0
+    known_version: int = 0
 
     @property
     def path(self) -> str:
@@ -94,7 +94,7 @@ class _Group:
                 "matmul_s": matmul_s.tolist(),
                 "measured_step_s": float(time_s.max()) + _OUTSIDE_S,
                 "plan_version": self.version,
-                "known_version": self.known,
+                "known_version": self.known_version,
                 "ranks": self.ranks,
                 "hosts": self.hosts,
                 "costs": _COSTS,
@@ -106,9 +106,9 @@ class _Group:
 
     def look(self, number: int) -> None:
         """Report and apply the plan that follows from a switched mode."""
-        found = self.server.get(f"{self.path}/plan?attempt=1&after={self.known}&wait_s=0")
-        if found:
-            self._take(found, number)
+        plan = self.server.get(f"{self.path}/plan?attempt=1&after={self.known_version}&wait_s=0")
+        if plan:
+            self._take(plan, number)
 
     def _computed(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         if self.shares is None:
@@ -121,7 +121,7 @@ class _Group:
         return np.array(done) / _COLUMNS
 
     def _take(self, plan: dict[str, Any], step: int) -> None:
-        self.known = plan["version"]
+        self.known_version = plan["version"]
         if not plan["apply"]:
             return
         self.shares, self.version = plan["ranks"], plan["version"]
@@ -131,7 +131,7 @@ class _Group:
             "ranks": list(range(len(self.ranks))),
             "applied": True,
         }
-        self.server.exchange("POST", f"{self.path}/plan/{self.known}/ack", acknowledgement)
+        self.server.exchange("POST", f"{self.path}/plan/{self.known_version}/ack", acknowledgement)
 
 
 def report_groups(server: Server, session: SyntheticSession) -> None:

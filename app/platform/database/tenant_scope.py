@@ -140,16 +140,16 @@ def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
     whole = cast("ExternallyTraversible", statement)
     left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]
     # The values keep the elements alive: Python reuses the id of an object that was freed.
-    found: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
+    visited: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
     while left:
         part, within = left.pop()
-        if (id(part), within) in found:
+        if (id(part), within) in visited:
             continue
-        found[id(part), within] = (part, within)
+        visited[id(part), within] = (part, within)
         # A subquery selects its own rows, which the criterion of an outer class does not cover.
         inside = within or (part is not whole and isinstance(part, SelectBase))
         left += [(child, inside) for child in part.get_children()]
-    return list(found.values())
+    return list(visited.values())
 
 
 def entity_of(part: ExternallyTraversible) -> Mapper[Any] | AliasedInsp[Any] | None:
@@ -181,4 +181,4 @@ def _bare_table_of(part: ExternallyTraversible) -> Table | None:
 def _is_of_project(table: Table) -> bool:
     # Not read from the registry's mappers: another thread may be importing a class without a mapper
     # yet.
-    return any(known.__dict__.get("__table__") is table for known in OfProject.__subclasses__())
+    return any(mapped.__dict__.get("__table__") is table for mapped in OfProject.__subclasses__())

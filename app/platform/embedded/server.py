@@ -222,10 +222,10 @@ class EmbeddedPostgres:
 
     def _create_database(self) -> str:
         with self._connect("postgres") as connection:
-            found = connection.execute(
+            exists = connection.execute(
                 "SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)
             ).fetchone()
-            if found is None:
+            if exists is None:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
         assert self._socket_dir is not None  # noqa: S101 - made before the server starts
         return _url_at(self._socket_dir)

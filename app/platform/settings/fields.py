@@ -58,11 +58,11 @@ class _Environment(EnvSettingsSource):
     """
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        found = variables()
+        given = variables()
         return {
-            variable(name).lower(): found[name]
+            variable(name).lower(): given[name]
             for name, field in self.settings_cls.model_fields.items()
-            if found.get(name) or (name in found and NotEmpty in field.metadata)
+            if given.get(name) or (name in given and NotEmpty in field.metadata)
         }
 
 
