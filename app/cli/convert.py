@@ -31,7 +31,6 @@ from app.sessions.recordings.read import Reading, Recorded, files_of, read_files
 if TYPE_CHECKING:
     from app.analysis.trace.formats.kind import TraceFormat
     from app.analysis.trace.metadata import Unmapped
-    from app.analysis.trace.recordings.labels import OwnRanges
 
 
 # A local archive may be as large as the disk permits, unlike an archive that a server receives.
@@ -99,19 +98,17 @@ def read_recordings(
         meta_file = meta_path or recordings.meta
         meta = None if meta_file is None else load_metadata(read_metadata(meta_file))
         say_not_read(recordings.not_read)
-        own = None if labels is None else _own_ranges(labels)
+        own = None
+        if labels is not None:
+            # Imported here, because only commands with labels need the library of patterns.
+            from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
+
+            with reading(labels):
+                own = labels_at(labels)
         how = Reading(Limits(), format_name=kind, local=True, own=own)
         with reading(paths[0]):
             recorded = read_files(recordings.files, meta, how, shown=_shown)
     return with_not_read(recorded, [file for _, file in recordings.not_read])
-
-
-def _own_ranges(labels: Path) -> OwnRanges:
-    # Imported here, because only commands with labels need the library of patterns.
-    from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
-
-    with reading(labels):
-        return labels_at(labels)
 
 
 def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> FoundFiles:

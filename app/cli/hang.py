@@ -189,7 +189,13 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
     InvalidMetadataError
         The metadata cannot be read.
     """
-    hosts = _hosts(meta) if meta else {}
+    hosts: dict[int, str] = {}
+    if meta:
+        # Imported here, because pydantic takes a tenth of the time of a small file.
+        from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
+        from app.cli.files import read_metadata  # noqa: PLC0415
+
+        hosts = dict(load_metadata(read_metadata(meta)).hosts)
     file, detector, record = PulseFile(path), Detector(hosts=hosts), Record()
     for rows in file.batches():
         record.take(detector.advance(rows))
@@ -208,14 +214,6 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in _pulse_lines(record.listed, detector.stalls))
-
-
-def _hosts(meta: Path) -> dict[int, str]:
-    # Imported here, because pydantic takes a tenth of the time of a small file.
-    from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
-    from app.cli.files import read_metadata  # noqa: PLC0415
-
-    return dict(load_metadata(read_metadata(meta)).hosts)
 
 
 def _notice(notice: Notice) -> dict[str, Any]:

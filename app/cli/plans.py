@@ -265,20 +265,21 @@ def show(document: PlanDocument, console: Console) -> None:
         if isinstance(other, NoAnswer):
             line = other.reason
         else:
+            change = (
+                "not comparable"
+                if other.relative is None
+                else f"{100 * (other.relative - 1):+.1f} %"
+            )
             line = (
                 f"{_seconds(other.iteration_time_ms.simulated)} simulated, "
                 f"{_seconds(other.iteration_time_ms.t_std)} t_std, "
-                f"{_difference(other.relative)} by {document.objective}"
+                f"{change} by {document.objective}"
             )
         console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
 
 
 def _seconds(ms: float) -> str:
     return f"{ms / PLAN_MS_PER_S:.3f} s"
-
-
-def _difference(relative: float | None) -> str:
-    return "not comparable" if relative is None else f"{100 * (relative - 1):+.1f} %"
 
 
 def _sentence(document: PlanDocument) -> str:

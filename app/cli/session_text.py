@@ -76,12 +76,14 @@ def show(report: Report, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     if not fidelity.verdict:
         if report.has_verdict:
-            console.print(_measured(report), highlight=False, soft_wrap=True)
+            console.print(_headline_costs(report), highlight=False, soft_wrap=True)
         console.print(fidelity.reason, highlight=False)
         _show_arrivals(report, console)
         _show_budget(report, console)
         if report.known_waste is not None and not report.has_verdict:
-            console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
+            console.print(
+                _costs_of_causes(report, report.known_waste), highlight=False, soft_wrap=True
+            )
         _show_fixes(report, console)
         return
     for line in _slowdowns(report):
@@ -169,7 +171,7 @@ def _odd(report: Report) -> Iterator[str]:
     yield from report.clocks.warnings
 
 
-def _measured(report: Report) -> str:
+def _headline_costs(report: Report) -> str:
     """Return the slowdown's line for a session whose S is withheld."""
     shown = report.headline
     return (
@@ -179,7 +181,7 @@ def _measured(report: Report) -> str:
     )
 
 
-def _known(report: Report, waste: float) -> str:
+def _costs_of_causes(report: Report, waste: float) -> str:
     """Return the cost of the named causes for a session whose S is withheld."""
     return (
         f"The named causes take {percent(waste, 0)} of each step, "

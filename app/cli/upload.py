@@ -45,14 +45,6 @@ SENT_AS: Final = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class _GivenFiles:
-    """Files of metadata and labels."""
-
-    meta: Path | None
-    labels: Path | None  # what the job calls ranges of its own
-
-
-@dataclass(frozen=True, slots=True)
 class _Outgoing:
     """A trace to send: an unchanged file, or the archive of a folder."""
 
@@ -73,19 +65,20 @@ def upload(  # noqa: PLR0913 - what the command is told
     """Send a trace and print its address, or with `wait` its report."""
     console = Console(stderr=True)
     with Server(server) as api:
-        sent = _send(api, path, _GivenFiles(meta, labels), job, console)
+        with ExitStack() as stack:
+            outgoing = _outgoing(path, meta, labels, console, stack)
+            name = job or (outgoing.said and outgoing.said.trial_name)
+            if not name:
+                raise InvalidMetadataError(
+                    "The job has no name: give --job, or metadata with a trial_name.",
+                    code="metadata.missing_job",
+                )
+            sent = api.send(name, outgoing.open_trace, outgoing.meta, console.print)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
         console.print(f"Session {sent.number} of {sent.job}: {sent.url}", soft_wrap=True)
         _wait(api, sent, console)
-
-
-def _send(api: Server, path: Path, files: _GivenFiles, job: str | None, console: Console) -> Sent:
-    with ExitStack() as stack:
-        outgoing = _outgoing(path, files, console, stack)
-        name = job or _trial_name(outgoing.said)
-        return api.send(name, outgoing.open_trace, outgoing.meta, console.print)
 
 
 def _wait(api: Server, sent: Sent, console: Console) -> None:
@@ -114,23 +107,24 @@ def metadata_body(path: Path, text: str) -> Body:
     return Body(text.encode(), media_type, path.name)
 
 
-def _outgoing(path: Path, files: _GivenFiles, console: Console, stack: ExitStack) -> _Outgoing:
+def _outgoing(
+    path: Path, meta: Path | None, labels: Path | None, console: Console, stack: ExitStack
+) -> _Outgoing:
     """Return the trace to send for a path.
 
     The files of several ranks are joined and labels are applied before sending: the operations have
     a fiftieth of the files' bytes, and a fault in a file is reported before anything is sent.
     """
-    meta = files.meta
     with reading(path):
-        several = path.is_dir() or archive_at(path) is not None or files.labels is not None
-    if path.is_dir() and files.labels is None:
+        several = path.is_dir() or archive_at(path) is not None or labels is not None
+    if path.is_dir() and labels is None:
         recordings = find([path], None, stack)
         if len(recordings.files) == 1:
             say_not_read(recordings.not_read)
             return _as_it_is(recordings.files[0].path, meta or recordings.meta, console, stack)
     if not several:
         return _as_it_is(path, meta, console, stack)
-    recorded = read_recordings([path], meta, None, labels=files.labels)
+    recorded = read_recordings([path], meta, None, labels=labels)
     say_unmapped(recorded.unmapped)
     said = recorded.trace.meta
     writer = WRITERS[SENT_AS]
@@ -160,12 +154,3 @@ def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack)
 
     body = None if text is None or meta is None else metadata_body(meta, text)
     return _Outgoing(open_trace, body, None if text is None else load_metadata(text))
-
-
-def _trial_name(meta: SessionMeta | None) -> str:
-    if meta is None or not meta.trial_name:
-        raise InvalidMetadataError(
-            "The job has no name: give --job, or metadata with a trial_name.",
-            code="metadata.missing_job",
-        )
-    return meta.trial_name

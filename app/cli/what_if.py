@@ -28,7 +28,7 @@ def answer_file(
     """Answer a question about a trace file and print step time and gain."""
     trace = read_trace(path, meta_path, labels)
     answered = answer(prepare_replay(trace, question.without), question)
-    against = _against(trace, question.without) or answered.published
+    against = _baseline(trace, question.without) or answered.published
     document = answered.as_document(against)
     if as_json:
         json.dump(document, sys.stdout, allow_nan=False)
@@ -53,7 +53,7 @@ def answer_file(
     )
 
 
-def _against(trace: Trace, without: tuple[Name, ...]) -> Against | None:
+def _baseline(trace: Trace, without: tuple[Name, ...]) -> Against | None:
     """Return the baseline that `paceline analyze` reports; None if the trace has no verdict."""
     try:
         headline = analyze(trace, without).report.headline

@@ -270,7 +270,8 @@ def _port(settings: Settings) -> Part:
     except ConnectionRefusedError:
         return _free(name, settings)
     except (OSError, http.client.HTTPException) as error:
-        reason = "is no address of this machine" if _is_elsewhere(error) else "does not answer"
+        elsewhere = isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
+        reason = "is no address of this machine" if elsewhere else "does not answer"
         return Part(name, ready=False, detail=f"{settings.host} {reason}: set PACELINE_HOST")
     if is_server:
         return Part(name, ready=True, detail="a server of Paceline answers")
@@ -287,10 +288,6 @@ def _free(name: str, settings: Settings) -> Part:
         detail = f"cannot listen on {settings.host}: {error.strerror}; set PACELINE_HOST or _PORT"
         return Part(name, ready=False, detail=detail)
     return Part(name, ready=True, detail="free: no server runs here")
-
-
-def _is_elsewhere(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
 
 
 def _telemetry() -> Iterator[Part]:

@@ -313,18 +313,14 @@ def _read_parts(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
         if part is not None:
             yield part
             continue
-        if number == 0:
-            _refuse(tx, blob_id)
-        return
-
-
-def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
-    query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
-    if tx.objects is None and tx.session.execute(query).scalar() is not None:
-        raise StartupError(
-            "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
-        )
-    raise NotFoundError(f"there is no blob {blob_id}")
+        if number > 0:
+            return
+        query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
+        if tx.objects is None and tx.session.execute(query).scalar() is not None:
+            raise StartupError(
+                "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
+            )
+        raise NotFoundError(f"there is no blob {blob_id}")
 
 
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:

@@ -369,10 +369,11 @@ def check(response: Response) -> ReceiverAnswer:
     status = response.status
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
         return response.answer
+    redirected = "; redirects are not followed" if 300 <= status < 400 else ""  # noqa: PLR2004 - the class of redirects
     passing = status >= 500 or status in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)  # noqa: PLR2004 - the class of server errors
     raise DeliveryError(
         "http.status",
-        _sentence(response),
+        f"The receiver answered {status}{redirected}.",
         permanent=not passing,
         disable=status == GONE,
         answer=response.answer,
@@ -480,12 +481,6 @@ def _limited(parts: Iterable[bytes]) -> bytes:
 
 def _too_slow(limit_s: float) -> DeliveryError:
     return DeliveryError("timeout", f"The receiver did not answer within {limit_s:g} s.")
-
-
-def _sentence(response: Response) -> str:
-    if 300 <= response.status < 400:  # noqa: PLR2004 - the class of redirects
-        return f"The receiver answered {response.status}; redirects are not followed."
-    return f"The receiver answered {response.status}."
 
 
 # Delays before the attempts, as Standard Webhooks proposes: short at first, for a restart of the

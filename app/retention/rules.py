@@ -94,7 +94,7 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
         # The next pass applies the rules, without waiting for the project's interval.
         _put(tx, container.project_id, rules=rules, looked_at=None)
         changed = [
-            f"{kind.title.lower()}: {_said(kind.keep(rules).days, kind.keep(rules).bytes)}"
+            f"{kind.title.lower()}: {_limits_text(kind.keep(rules).days, kind.keep(rules).bytes)}"
             for kind in KINDS
             if kind.keep(rules) != kind.keep(before)
         ]
@@ -261,7 +261,7 @@ def _put(tx: UnitOfWork, project_id: int, **values: object) -> None:
     )
 
 
-def _said(days: float | None, size: int | None) -> str:
+def _limits_text(days: float | None, size: int | None) -> str:
     parts = [] if days is None else [f"{days:g} days"]
     parts += [] if size is None else [f"{size:,} bytes"]
     return " and ".join(parts) or "all"

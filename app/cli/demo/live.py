@@ -167,15 +167,12 @@ class LiveJob:
         rows = joined(parts)
         for host in sorted(set(self.hosts.values())):
             own = np.array([self.hosts[rank] == host for rank in rows.rank.tolist()])
-            self._send(rows.take(own), host)
-
-    def _send(self, rows: Pulses, host: str) -> None:
-        path = f"/api/v1/jobs/{JOB}/attempts/1/pulse"
-        answer = self.server.exchange("POST", path, json.loads(write_pulse(rows, host)))
-        if answer["record"] is not None and self._records is None:
-            self._records = self.step + int(answer["record"]["steps"])
-            # A requested session is recorded with the present durations.
-            self._heals = max(self._heals, self._records)
+            body = json.loads(write_pulse(rows.take(own), host))
+            answer = self.server.exchange("POST", f"/api/v1/jobs/{JOB}/attempts/1/pulse", body)
+            if answer["record"] is not None and self._records is None:
+                self._records = self.step + int(answer["record"]["steps"])
+                # A requested session is recorded with the present durations.
+                self._heals = max(self._heals, self._records)
 
     def _record(self) -> None:
         """Send a session of the requested steps."""

@@ -251,34 +251,21 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     _say(f"The demo keeps its data in {place.directory}")
     if left_alone:
         _say(f"It does not use what {', '.join(left_alone)} names")
-    until = place.history_end
+    until, complete = place.history_end, threading.Event()
     if until is not None:
+        complete.set()
         age_h = (datetime.now(UTC) - until).total_seconds() / 3600
         _say(f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one")
-        serve(own, meanwhile=_with_live_job(live=live))
-        return
-
-    whole = threading.Event()
 
     @contextlib.contextmanager
     def begin(url: str, settings: Settings) -> Iterator[None]:
-        with _running(url, settings, live=live), _history(_Making(place, url, whole), settings):
+        with contextlib.ExitStack() as running:
+            running.enter_context(_running(url, settings, live=live))
+            if not complete.is_set():
+                running.enter_context(_history(_Making(place, url, complete), settings))
             yield
 
-    serve(own, meanwhile=Meanwhile(begin, whole))
-
-
-def _with_live_job(*, live: bool) -> Meanwhile:
-    """Return what runs next to the server once the history is complete."""
-
-    @contextlib.contextmanager
-    def begin(url: str, settings: Settings) -> Iterator[None]:
-        with _running(url, settings, live=live):
-            yield
-
-    nothing_to_wait_for = threading.Event()
-    nothing_to_wait_for.set()
-    return Meanwhile(begin, nothing_to_wait_for)
+    serve(own, meanwhile=Meanwhile(begin, complete))
 
 
 @contextlib.contextmanager
