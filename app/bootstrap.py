@@ -1,4 +1,4 @@
-"""Builds the adapters of a process: the only place where they meet."""
+"""Construction of a process's adapters: the only module that imports all of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
     Parameters
     ----------
     settings : Settings
-        `database_url` must be set: the embedded database's, where there is no other.
+        `database_url` must be set, also for the embedded database.
     application_name : str
-        What ``pg_stat_activity`` calls this process.
+        Name of this process in ``pg_stat_activity``.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue
-        # By the queue's name: with an empty exchange Celery takes the default queue instead.
+        # Routed by the queue's name: with an empty exchange Celery takes the default queue instead.
         celery.send_task(TASK_NAME, args=[str(run_id)], queue=queue)
 
     dispatcher = Dispatcher(send)
@@ -60,11 +60,11 @@ def object_store(settings: Settings) -> Objects | None:
     Raises
     ------
     StartupError
-        If its address is wrong, or what talks to it is not installed.
+        If its address is invalid, or the client library is not installed.
     """
     if settings.blob_url is None:
         return None
-    # What talks to the store is an extra, and takes a while to load.
+    # Imported here, because the library is optional and takes a while to load.
     from app.platform.s3 import S3Objects  # noqa: PLC0415
 
     return Objects(S3Objects(settings), settings.blob_min_bytes)

@@ -1,7 +1,7 @@
 """Domain errors with stable codes.
 
 A code is part of the public contract: clients, tests and runbooks match on it, so it never changes
-its meaning. Nothing here knows of HTTP; `app/web/problems.py` maps codes to statuses.
+its meaning. This module is independent of HTTP; `app/web/problems.py` maps codes to statuses.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Fault:
     """Path within the folder or archive that was sent."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fault without the positions that it does not have."""
+        """Return the fault without the unset positions."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 class PacelineError(Exception):
-    """Base of every error that Paceline raises on purpose.
+    """Base class of all errors that Paceline raises on purpose.
 
     Parameters
     ----------
     message : str
         One sentence for a person.
     code : str, optional
-        Overrides the class's code where one class covers several.
+        Overrides the class's code if one class covers several codes.
     faults : tuple of Fault, optional
         The first faults with their positions.
     """
@@ -59,9 +59,9 @@ class PacelineError(Exception):
 
 
 def lines_of(error: PacelineError) -> Iterator[str]:
-    """Yield an error as a program writes it: a line of its own, then one a fault.
+    """Yield the lines in which a command prints an error: its message, then a line for each fault.
 
-    A fault that the first line says already has no line of its own: its place stands in the first.
+    A fault that the message contains already has no line; its position is added to the message.
     """
     message, faults = error.message, error.faults
     if faults and faults[0].message in message:
@@ -88,13 +88,13 @@ def _where(fault: Fault) -> str:
 
 
 class InvalidTraceError(PacelineError):
-    """The bytes are not a trace that can be stored: refused, nothing is kept."""
+    """The bytes are no valid trace: nothing is stored."""
 
     code = "trace.invalid"
 
 
 class InvalidPulseError(PacelineError):
-    """A file that holds no pulse; single rows that do not are counted instead."""
+    """A file contains no pulse; invalid rows of a pulse are counted instead."""
 
     code = "pulse.invalid"
 
@@ -106,13 +106,13 @@ class InvalidMetadataError(PacelineError):
 
 
 class InvalidLabelsError(PacelineError):
-    """The labels of a job's own ranges cannot be used; the faults say which."""
+    """The labels of a job's own ranges are invalid; the faults name them."""
 
     code = "labels.invalid"
 
 
 class BodyTooLargeError(PacelineError):
-    """A body, or what it decompresses to, is over a limit."""
+    """A body, or its decompressed content, exceeds a limit."""
 
     code = "body.too_large"
 
@@ -124,25 +124,25 @@ class UnsupportedFormatError(PacelineError):
 
 
 class InvalidFolderError(PacelineError):
-    """A folder of recordings that is no session: there is none in it, or more than one."""
+    """A folder of recordings contains no session, or more than one."""
 
     code = "folder.invalid"
 
 
 class InvalidArchiveError(PacelineError):
-    """An archive that is not unpacked: nothing of it is kept; `faults` names the entry."""
+    """An archive is refused, and nothing of it is stored; `faults` names the entry."""
 
     code = "archive.invalid"
 
 
 class UnanalyzableError(PacelineError):
-    """A stored trace that no verdict can come from; its session ends `discarded`."""
+    """A stored trace allows no verdict; its session ends `discarded`."""
 
     code = "trace.unanalyzable"
 
 
 class MemoryLimitError(PacelineError):
-    """The work did not fit into the memory that its process may have; elsewhere it may."""
+    """The work exceeded its process's memory limit; another process may have a higher limit."""
 
     code = "task.memory_limit"
 
@@ -154,7 +154,7 @@ class InvalidSpecError(PacelineError):
 
 
 class InvalidTensorError(PacelineError):
-    """What is said of a tensor-parallel group is malformed; `faults` holds every fault's path."""
+    """A request about a tensor-parallel group is malformed; `faults` has the path of each fault."""
 
     code = "tensor.invalid"
 
@@ -166,13 +166,13 @@ class InfeasiblePlanError(PacelineError):
 
 
 class InvalidQuestionError(PacelineError):
-    """A what-if question that cannot be read, or that asks for what the session does not have."""
+    """A what-if question is malformed, or selects operations that the session does not have."""
 
     code = "what_if.invalid"
 
 
 class NotFoundError(PacelineError):
-    """There is no such thing, or the caller may not know of it."""
+    """The object does not exist, or the caller may not know that it exists."""
 
     code = "not_found"
 
@@ -184,13 +184,13 @@ class UnauthenticatedError(PacelineError):
 
 
 class ForbiddenError(PacelineError):
-    """Who asks is known and may not do this."""
+    """The caller is authenticated but lacks the right for this request."""
 
     code = "access.forbidden"
 
 
 class SignInError(PacelineError):
-    """A sign-in that did not end well."""
+    """A sign-in failed."""
 
     code = "access.sign_in_failed"
 
@@ -202,7 +202,7 @@ class CrossSiteError(PacelineError):
 
 
 class InvalidAccessError(PacelineError):
-    """A token, project or person that cannot be made; `faults` says why."""
+    """A token, project or person cannot be created; `faults` contains the reasons."""
 
     code = "access.invalid"
 
@@ -214,22 +214,22 @@ class ConflictError(PacelineError):
 
 
 class UnknownDocumentError(PacelineError):
-    """A stored document is of a version that this one cannot read."""
+    """A stored document has a version that this program cannot read."""
 
     code = "document.unknown_version"
 
 
 class TryLaterError(PacelineError):
-    """What is asked for cannot be now; after a while it can.
+    """The request cannot be served now, but later.
 
     Parameters
     ----------
     message : str
         One sentence for a person.
     retry_after_s : float
-        Seconds to wait at least.
+        Minimum time to wait, s.
     code : str, optional
-        As for every error.
+        As of `PacelineError`.
     """
 
     def __init__(
@@ -240,18 +240,18 @@ class TryLaterError(PacelineError):
 
 
 class BusyError(TryLaterError):
-    """The server is behind; try again after a while."""
+    """The server is overloaded; the sender should try again later."""
 
     code = "busy"
 
 
 class TooManyGuessesError(TryLaterError):
-    """Too many passwords were guessed: this one was not looked at.
+    """Too many wrong passwords were entered: this password was not checked.
 
     Parameters
     ----------
     wait_s : float
-        Seconds until the next one is.
+        Seconds until the next password is checked.
     """
 
     code = "access.too_many_guesses"
@@ -272,55 +272,55 @@ class InsufficientStorageError(PacelineError):
 
 
 class ObjectStoreError(TryLaterError):
-    """The store of large blobs does not answer, or not as it should; nothing was stored."""
+    """The object store of large blobs does not answer, or not as expected; nothing was stored."""
 
     code = "blobs.unavailable"
 
 
 class LostBytesError(PacelineError):
-    """The store of large blobs answers, and does not have what it took."""
+    """The object store of large blobs has lost bytes that it had confirmed."""
 
     code = "blobs.lost"
 
 
 class LostClaimError(PacelineError):
-    """Another worker owns the task by now; what was computed must not be stored."""
+    """Another worker owns the task now; the result must not be stored."""
 
     code = "task.lost_claim"
 
 
 class InvalidChannelError(PacelineError):
-    """The configuration of a channel is malformed; `faults` says where, without its values."""
+    """The configuration of a channel is malformed; `faults` has paths without values."""
 
     code = "channel.invalid"
 
 
 class InvalidActionError(PacelineError):
-    """The configuration of a kind of action is malformed; `faults` says where, without values."""
+    """The configuration of a kind of action is malformed; `faults` has paths without values."""
 
     code = "action.invalid"
 
 
 class InvalidSlackError(PacelineError):
-    """A body from Slack that is none of a button of ours."""
+    """A body from Slack does not describe one of this server's buttons."""
 
     code = "slack.invalid"
 
 
 class SlackRefusedError(PacelineError):
-    """A button in Slack that is not obeyed: not signed, too late, twice, or not a member's."""
+    """A button in Slack is refused: not signed, too late, pressed twice, or not by a member."""
 
     code = "slack.signature"
 
 
 class InvalidRuleError(PacelineError):
-    """A rule of alerts that can never hold; `faults` says where."""
+    """An alert rule can never hold; `faults` has the reasons."""
 
     code = "rule.invalid"
 
 
 class SecretKeyError(PacelineError):
-    """The secrets of channels cannot be encrypted or decrypted with the keys that there are."""
+    """The secrets of channels cannot be encrypted or decrypted with the available keys."""
 
     code = "secrets.unreadable"
 
@@ -332,7 +332,7 @@ class InstanceRunningError(PacelineError):
 
 
 class StartupError(PacelineError):
-    """A part of Paceline did not start."""
+    """A component of Paceline did not start."""
 
     code = "startup.failed"
 
@@ -344,6 +344,6 @@ class NotMigratedError(StartupError):
 
 
 class InvalidSettingsError(StartupError):
-    """Settings that are unknown, cannot be read or contradict each other; `faults` says which."""
+    """Settings are unknown, invalid or contradictory; `faults` names them."""
 
     code = "settings.invalid"

@@ -1,7 +1,7 @@
-"""The kinds of durable work, each without the code that does it.
+"""The kinds of durable tasks, without the code that executes them.
 
-Processes that only publish or sweep need to know this much. The code that does the work is imported
-when a task runs: a process that never plans does not load the compiler.
+Processes that only publish or sweep tasks (the API, the sweeper) need no more than this. The code
+of a task is imported when the task runs: a process that never plans does not load the compiler.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from app.platform.resources import limited_memory
 from app.platform.tasks.runs import follower
 from app.sessions.chunks.intake import move_session
 
-# Before the next attempt at an action whose workers were killed: of seconds there were enough.
+# An action whose workers were killed is attempted again after the delay of the attempt with this
+# number: the shorter delays before it have not helped.
 DELAY: Final = 3
 
 
 def _run(container: Container, claim: Claim) -> None:
-    # Most processes do none.
+    # Imported here, because most processes execute no actions.
     from app.actions.perform import perform  # noqa: PLC0415 - see above
 
     perform(container, claim)
@@ -61,11 +62,8 @@ def _follow(tx: UnitOfWork, action: uuid.UUID, state: TaskState, error: TaskErro
 ACTING: Final = TaskKind(name=ACT_ON_MACHINE, queue=IO_QUEUE, run=_run, follow=_follow)
 
 
-# Processes that only publish or sweep need to know this much.
-
-
 def _deliver(container: Container, claim: Claim) -> None:
-    # A process that never delivers should not pay for HTTP, mail and pictures.
+    # Imported here: a process that never delivers does not load HTTP, mail and pictures.
     from app.actions.listed import pending_actions  # noqa: PLC0415 - see above
     from app.incidents.deliver import deliver  # noqa: PLC0415 - see above
 
@@ -77,11 +75,8 @@ DELIVERY: Final = TaskKind(
 )
 
 
-# Processes that only publish or sweep need to know this much.
-
-
 def _plan(container: Container, claim: Claim) -> None:
-    # A process that never plans should not pay for the compiler.
+    # Imported here: a process that never plans does not load the compiler.
     from app.plans.run import run_plan  # noqa: PLC0415 - see above
 
     run_plan(container, claim)
@@ -103,11 +98,8 @@ PLANNING: Final = TaskKind(
 )
 
 
-# Processes that only publish or sweep (the API, the sweeper) need to know this much.
-
-
 def _analyze(container: Container, claim: Claim) -> None:
-    # A process that never analyzes should not pay for numpy, pyarrow and their threads.
+    # Imported here: a process that never analyzes does not load numpy, pyarrow and their threads.
     from app.sessions.analyze import analyze_session  # noqa: PLC0415 - see above
     from app.sessions.receive import give_back, over_limit  # noqa: PLC0415
 
@@ -144,7 +136,7 @@ _STATES: Final = {
 
 
 def _read_hang(container: Container, claim: Claim) -> None:
-    # Most processes read none.
+    # Imported here, because most processes read no archives.
     from app.hangs.uploads import read_upload  # noqa: PLC0415 - see above
 
     read_upload(container, claim)
@@ -163,7 +155,7 @@ def _follow_upload(
         )
     )
     if state is TaskState.DEAD:
-        # Sent again it is read again.
+        # The same archive, received again, is read again.
         tx.session.execute(delete(HangUploadPart).where(HangUploadPart.upload_id == upload))
 
 
@@ -172,11 +164,8 @@ READING: Final = TaskKind(
 )
 
 
-# Processes that only publish or sweep need to know this much.
-
-
 def _send_summary(container: Container, claim: Claim) -> None:
-    # A process that never delivers should not pay for HTTP, mail and pictures.
+    # Imported here: a process that never delivers does not load HTTP, mail and pictures.
     from app.jobs.weekly import deliver_summary  # noqa: PLC0415 - see above
 
     deliver_summary(container, claim)

@@ -1,7 +1,8 @@
-"""Which adaptations fire on random jobs that run as the paper has it; `make adaptations`.
+"""Adaptations of the replay that fire on random jobs of the paper's model; `make adaptations`.
 
-None may where the job does not call for it. What calls for some: a host that launches late holds up
-what is posted after its computations, regularly; so do kernels that wait for others.
+An adaptation may fire only on a job that calls for it. Two causes call for some: a host that
+launches late regularly delays the operations that it posts after its computations, and so do
+kernels that wait for other kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from app.analysis.synthesis.job import JobModel, Range, draw_job, stream
 from app.analysis.synthesis.random_sessions import CAUSES, Goal, afflict, needs_of
 
 HEALTHY: Final = "none"
-# What the jobs of a cause call for: their launches are late regularly.
+# Adaptations that a cause calls for, because its launches are late regularly.
 CALLED_FOR: Final[Mapping[str, frozenset[Name]]] = {
     HOST_OVERHEAD.name: frozenset(
         {
@@ -36,7 +37,8 @@ CALLED_FOR: Final[Mapping[str, frozenset[Name]]] = {
     KERNEL_DEPENDENCY.name: frozenset({Name.REGULAR_DELAYS}),
     UNEVEN_MICROBATCHES.name: frozenset({Name.PADDED_MICROBATCHES}),
 }
-# Small, so that a thousand take minutes; adaptations look at lanes, not at how many there are.
+# Small jobs, so that a thousand take minutes; adaptations depend on single lanes, not on their
+# number.
 _SIZES: Final = Range(
     dp=(1, 2, 3, 4), pp=(1, 2, 3, 4, 6), most_microbatches=12, most_steps=16, operations=12_000
 )
@@ -45,14 +47,14 @@ _STRENGTH: Final = 2.0
 
 @dataclass(slots=True)
 class _Strength:
-    """Lets a cause be as strong as is drawn, whatever that brings: no truth is needed here."""
+    """Gives a cause the drawn strength, whatever slowdown results, because no truth is needed."""
 
     goal: float
     first: float
     moved: bool = field(default=False, init=False)
 
     def __call__(self, job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
-        """Return the goal, once the strength has been moved."""
+        """Return the goal after the strength was set."""
         del job, injections, seed
         reached = self.goal if self.moved else self.first
         self.moved = True
@@ -61,7 +63,7 @@ class _Strength:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """One job: its cause, and what its replay is adapted to."""
+    """A job: its cause, and the adaptations of its replay."""
 
     seed: int
     cause: str
@@ -69,13 +71,13 @@ class Adapted:
 
     @property
     def uncalled(self) -> tuple[Name, ...]:
-        """Return what fires without being called for."""
+        """Return the adaptations that the cause does not call for."""
         called = CALLED_FOR.get(self.cause, frozenset())
         return tuple(name for name in self.made if name not in called)
 
 
 def adapted_job(seed: int, only: str | None = None) -> Adapted:
-    """Draw the job of this seed, of one cause or none, and prepare its replay."""
+    """Draw the job of a seed, with one cause or none, and prepare its replay."""
     rng = stream(seed, "adaptations")
     drawn = str(rng.choice([HEALTHY, *CAUSES]))
     cause = drawn if only is None else only
@@ -89,7 +91,7 @@ def adapted_job(seed: int, only: str | None = None) -> Adapted:
 
 
 def lines(jobs: Sequence[Adapted]) -> Iterator[str]:
-    """Yield a table of Markdown, by cause, and how many fire without being called for."""
+    """Yield a Markdown table of adaptations by cause, and the number that no cause calls for."""
     by_cause: dict[str, list[Adapted]] = defaultdict(list)
     for job in jobs:
         by_cause[job.cause].append(job)
@@ -105,7 +107,7 @@ def lines(jobs: Sequence[Adapted]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table; fails where something fires that is not called for."""
+    """Print the table; fail if an adaptation fires that no cause calls for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the first job")
     parser.add_argument("--jobs", type=int, default=1000)

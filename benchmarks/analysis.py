@@ -1,4 +1,4 @@
-"""From a Parquet file to the report: against plain decoding, by size, of the command, by loops."""
+"""Times from a Parquet file to the report: against decoding, by size, as command, by executor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class AnalysisFigures:
-    """Time and memory of one trace; peaks are resident bytes of processes that do nothing else."""
+    """Time and memory of one trace; peak memory is that of separate processes, bytes."""
 
     trace: BenchTrace
     times: Pairs
@@ -50,7 +50,7 @@ class AnalysisFigures:
     report_peak_bytes: int
 
     def line(self) -> str:
-        """Return the figures for a person."""
+        """Return the figures as a line of text."""
         low, high = self.times.spread
         return (
             f"{self.trace.name:<18} {self.trace.operations:>9,} operations: "
@@ -63,17 +63,17 @@ class AnalysisFigures:
 
 
 def read_with_pyarrow(path: Path) -> pa.Table:
-    """Decode the file on one thread and look at nothing."""
+    """Decode the file on one thread and discard the result."""
     return pq.read_table(path, use_threads=False)
 
 
 def report_of(path: Path, meta: SessionMeta) -> Analysis:
-    """Do what `paceline analyze` does, without printing."""
+    """Return the report as `paceline analyze` computes it, without printing."""
     return analyze(decode(path, meta, limits=Limits()).trace)
 
 
 def measure_analysis(trace: BenchTrace) -> AnalysisFigures:
-    """Measure one trace, as a worker analyzes it: with its compiled loops loaded."""
+    """Measure one trace with loaded compiled loops, as in a worker."""
     warm_up()
     times = time_pairs(
         lambda _: report_of(trace.path, trace.meta),
@@ -101,7 +101,7 @@ def _peak_bytes(what: str, trace: BenchTrace) -> int:
 
 
 def run_once(what: str, path: Path, meta_text: str) -> None:
-    """Do one of the two things; for a process that measures its own memory."""
+    """Report or decode a trace, in a process that measures its own memory."""
     if what == "pyarrow":
         read_with_pyarrow(path)
     else:
@@ -112,7 +112,7 @@ _SLOPE_ROUNDS: Final = 9
 
 
 def measure_slope(small: BenchTrace, large: BenchTrace) -> str:
-    """Measure two sizes of a job in turns; return the ratio of the medians, and that of rounds."""
+    """Measure two sizes of a job in turns; return the ratio of medians, and of each round."""
     warm_up()
     rounds = [(_pair(small), _pair(large)) for _ in range(_SLOPE_ROUNDS)]
     reports_s = [more.ours_s[0] - less.ours_s[0] for less, more in rounds]
@@ -141,7 +141,7 @@ _SMALL_JOB: Final = JobModel(sizes=Sizes(dp=2, pp=2), steps=6, microbatches=4)
 
 
 def measure_small_trace() -> str:
-    """Return the ratio of both, for a person."""
+    """Return the ratio of the command's time to the base's, as text."""
     trace = synthesize(_SMALL_JOB, seed=1).trace
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         path, meta = Path(directory) / "trace.parquet", Path(directory) / "meta.yaml"
@@ -149,7 +149,7 @@ def measure_small_trace() -> str:
         meta.write_text(yaml.safe_dump(metadata_document(trace.meta)), encoding="utf-8")
         command = ("-m", "app.cli.main", "analyze", str(path), "--meta", str(meta), "--json")
         least = ("-c", "import numpy, pyarrow")
-        # files are in memory and compiled after the first of each
+        # The first, unmeasured run of each reads files into memory and compiles modules.
         _processor_s(command)
         _processor_s(least)
         pairs = [(_processor_s(command), _processor_s(least)) for _ in range(_COMMAND_PAIRS)]
@@ -171,7 +171,7 @@ def _processor_s(arguments: Sequence[str]) -> float:
 
 
 def _compiling() -> dict[str, str]:
-    """Return the environment, where interpreters keep what they compile whatever was set here."""
+    """Return the environment with caching of bytecode, which the caller may have switched off."""
     return {name: to for name, to in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -182,15 +182,16 @@ def _children_s() -> float:
 
 _COMPILED: Final = "compiled"
 _ARRAYS: Final = "arrays"
-# Processes of each kind, in turns; their best counts.
+# Number of processes of each kind, which run in turns; the fastest counts.
 _TURNS: Final = 3
 _REPORTS: Final = 20
 
 
 def measure_loops(trace: BenchTrace) -> str | None:
-    """Return a line with the processor time of a report by both executors; None where one is not.
+    """Return a line with the processor time of a report by both executors; None if one is missing.
 
-    A process that has loaded the loops uses them, so each time is taken in a process of its own.
+    A process that has loaded the compiled loops uses them, so each time is measured in a separate
+    process.
     """
     if trace.operations >= COMPILED_FROM:
         return None
@@ -217,7 +218,7 @@ def _in_a_process(kind: str, trace: BenchTrace) -> float:
 
 
 def _fastest_report(kind: str, path: Path, meta_text: str) -> float:
-    """Return the least processor time of a report, s."""
+    """Return the smallest processor time of a report, s."""
     if kind == _COMPILED:
         warm_up()
     meta = parse_metadata(json.loads(meta_text))

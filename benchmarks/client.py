@@ -1,7 +1,7 @@
-"""What the client costs a training: an operation, a step, a burst, memory (`make bench-client`).
+"""Cost of the client for a training: an operation, a step, a burst, memory (`make bench-client`).
 
-Times are of this thread's processor, and the best of several rounds: others on the machine do not
-count. What a hook costs beyond is the framework's own call.
+Times are processor times of the training's thread, the smallest of several rounds, so that other
+processes of the machine do not count. The framework's own call of a hook is not included.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _OPERATIONS_A_STEP: Final = 512
 _STEP_S: Final = 0.2
 _BURST: Final = 150_000
 _WAIT_S: Final = 120.0
-# Promised, and printed next to what is measured.
+# Promised limits, which are printed next to the measured values.
 MOST_US: Final = 2.0
 MOST_OF_A_STEP: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Operations at a rate, and their outcome."""
+    """Operations that were recorded at a rate, and the outcome."""
 
     operations: int
     outcome: Outcome
@@ -43,7 +43,7 @@ class Load:
 
 
 def main() -> int:
-    """Print the figures; return 1 where a promise is broken."""
+    """Print the figures; return 1 if a promised limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=int, default=50_000, help="operations a second")
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _pulse(url: str) -> bool:
-    """Print what the pulse costs, where PyTorch is; return whether that is as promised."""
+    """Print the cost of the pulse if PyTorch is installed; return whether it is within limits."""
     if importlib.util.find_spec("torch") is None:
         print("the pulse             not measured: there is no PyTorch (make install-real-jobs)")
         return True
@@ -81,7 +81,7 @@ def _pulse(url: str) -> bool:
 
 @dataclass(slots=True)
 class _Job:
-    """A rank's recorder, and the operation that it records next."""
+    """A rank's recorder, and the next operation that it records."""
 
     recorder: Recorder
     number: int = 0
@@ -102,7 +102,7 @@ class _Job:
         )
 
     def end(self) -> Outcome:
-        """Send what was recorded, and return the outcome."""
+        """Send the recorded operations, and return the outcome."""
         self.recorder.finish()
         outcome = self.recorder.wait(_WAIT_S)
         if outcome is None or outcome.error is not None:
@@ -118,14 +118,14 @@ def _recorder(url: str, spool: Spool) -> _Job:
 
 
 def _seconds_each(record: Callable[[], None]) -> float:
-    """Return what an operation takes on the training's thread, at its best."""
+    """Return the smallest time of an operation on the training's thread, s."""
     best = float("inf")
     for _ in range(_ROUNDS):
         began = time.thread_time()
         for _ in range(_ROUND):
             record()
         best = min(best, (time.thread_time() - began) / _ROUND)
-        # The sender's thread keeps up between rounds.
+        # The sender's thread empties its queue between rounds.
         time.sleep(0.1)
     return best
 
@@ -156,7 +156,7 @@ def _memory_mib() -> float:
 
 
 class _Accepting(BaseHTTPRequestHandler):
-    """Takes everything."""
+    """HTTP handler that accepts every request."""
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -169,12 +169,12 @@ class _Accepting(BaseHTTPRequestHandler):
     do_POST = do_PUT  # noqa: N815 - name of the library
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Suppress the log of requests."""
 
 
 @contextmanager
 def _receiver() -> Iterator[str]:
-    """Serve somewhere on this machine."""
+    """Run a receiver on a free port of this machine, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Accepting)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

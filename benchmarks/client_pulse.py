@@ -1,8 +1,8 @@
-"""What the pulse costs a training, against none and recording (part of `make bench-client`).
+"""Cost of the pulse for a training, against no client and recording (part of `make bench-client`).
 
-Steps without any work of their own are timed by this thread's processor, in turns without a client,
-with the pulse and with a session, and the best of several rounds counts: others on the machine do
-not. Steps of a small model show that losses are the same to the last bit.
+Empty steps are timed by the processor time of this thread, in turns without a client, with the
+pulse and with a session; the smallest of several rounds counts, so that other processes of the
+machine do not. Steps of a small model show that losses stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEPS: Final = 100
 _OPERATIONS: Final = 64
 _STEP_NS: Final = 200_000_000
 _TRAINED: Final = 60
-# Promised, and printed next to what is measured.
+# Promised limits, which are printed next to the measured values.
 MOST_US_A_STEP: Final = 20.0
 MOST_US: Final = 2.0
 MOST_OF_A_STEP: Final = 0.001
@@ -33,18 +33,18 @@ MOST_BYTES: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a way of attaching costs this thread."""
+    """Cost of a kind of attachment for this thread."""
 
     step_us: float
     operation_us: float
 
     def of_a_step(self) -> float:
-        """Return the share of a step of 200 ms with 64 operations."""
+        """Return the cost as a share of a step of 200 ms with 64 operations."""
         return 1e3 * (self.step_us + _OPERATIONS * self.operation_us) / _STEP_NS
 
 
 def measure(url: str) -> bool:
-    """Print the figures; return whether the promises are kept."""
+    """Print the figures; return whether they are within the promised limits."""
     torch.set_num_threads(1)
     before_mib = _memory_mib()
     costs = _costs(url)
@@ -82,7 +82,7 @@ def _attach(url: str, way: str, model: torch.nn.Module) -> paceline.Monitor | No
 
 
 def _costs(url: str) -> dict[str, Cost]:
-    """Return the cost of each way, above that of the loop itself."""
+    """Return the cost of each kind of attachment, without that of the loop itself."""
     ways = ("none", "pulse", "recording")
     monitors = {way: _attach(url, way, torch.nn.Linear(1, 1)) for way in ways}
     counts = (0, _OPERATIONS)
@@ -94,7 +94,7 @@ def _costs(url: str) -> dict[str, Cost]:
             began = time.thread_time()
             run(count)
             best[way, count] = min(best[way, count], (time.thread_time() - began) / _STEPS)
-        # Threads that send keep up between rounds.
+        # The threads that send empty their queues between rounds.
         time.sleep(0.05)
     for monitor in monitors.values():
         if monitor is not None:
@@ -125,7 +125,7 @@ def _steps_without(operations: int) -> None:
 
 
 def _trained(url: str) -> tuple[dict[str, tuple[str, ...]], float, int]:
-    """Return the losses of each way, the pulse's bytes a row, and its threads."""
+    """Return the losses of each kind of attachment, the pulse's bytes a row, and its threads."""
     losses: dict[str, tuple[str, ...]] = {}
     row_bytes, threads = 0.0, 0
     for way in ("none", "pulse", "recording"):
@@ -134,16 +134,16 @@ def _trained(url: str) -> tuple[dict[str, tuple[str, ...]], float, int]:
         optimizer = torch.optim.Adam(model.parameters())
         before = threading.active_count()
         monitor = _attach(url, way, model)
-        found = []
+        results = []
         for _ in range(_TRAINED):
             loss = model(torch.randn(256, 64)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item().hex())
+            results.append(loss.item().hex())
             if monitor is not None:
                 monitor.step()
-        losses[way] = tuple(found)
+        losses[way] = tuple(results)
         if monitor is not None:
             threads = threading.active_count() - before if way == "pulse" else threads
             monitor.close()

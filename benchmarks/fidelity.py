@@ -1,7 +1,7 @@
-"""Compare the estimates with true slowdowns: ``make fidelity`` prints tables of docs/fidelity.md.
+"""Compare estimated with true slowdowns: ``make fidelity`` prints the tables of docs/fidelity.md.
 
-The executor that makes the jobs shares no code with the replay and knows what the replay does not:
-host launch overhead, unrecorded work on the CPU, contention between streams.
+The executor of the jobs shares no code with the replay and models effects that the replay does not:
+launch overhead of hosts, unrecorded work on the CPU, contention between streams.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAST, _MOST = 1.3, 3.0
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """One job with a slow worker: relative errors of the estimates, and whether it is named."""
+    """A job with a slow worker: relative errors of estimates, and whether it is named."""
 
     headline_off: float
     published_off: float
@@ -40,7 +40,7 @@ class HostRun:
 
 
 def compare_way(way: str, seed: int) -> HostRun:
-    """Analyze a random job that runs in a way, with one slow worker."""
+    """Analyze a random job that runs in one of the ways, with one slow worker."""
     factor = float(stream(seed, "host fidelity").uniform(_LEAST, _MOST))
     session = draw_host_session("slow_worker", factor, seed, way)
     report = analyze(session.trace).report
@@ -90,7 +90,7 @@ def host_section(jobs_of_a_way: int = JOBS_OF_A_WAY) -> Iterator[str]:
     )
 
 
-# The paper's job, section 6, and what it measured and estimated.
+# The job of the paper's section 6, and the paper's measured and estimated slowdowns.
 _PAPER: Final = ((1.16, 1.21), (1.40, 1.42), (2.03, 1.98))
 _JOB: Final = JobModel(
     sizes=Sizes(dp=4, pp=4, tp=4),
@@ -107,7 +107,7 @@ _FIRST_SEED: Final = 9_300_000
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One job: true slowdown, S, the headline, and the slowdown by replacing the worker."""
+    """A job: true slowdown, S, the headline, and the gain of replacing its slow worker."""
 
     true: float
     published: float
@@ -134,7 +134,7 @@ def compare(session: SyntheticSession) -> Compared:
 
 
 def _saved_s(report: Report) -> float:
-    """Return what replacing the slow workers is predicted to save of a mean step."""
+    """Return the predicted gain of replacing the slow workers, as seconds of a mean step."""
     now_s = float(np.mean(report.step_times.simulated))
     after_s = [
         fix.predicted_step_time for fix in report.recommendations if fix.action == "replace_worker"
@@ -143,12 +143,12 @@ def _saved_s(report: Report) -> float:
 
 
 def slowed(factor: float, seed: int = 1) -> SyntheticSession:
-    """Return the paper's job with its first worker slowed."""
+    """Return the paper's job with a slow first worker."""
     return synthesize(_JOB, [SlowWorker(_WORKER, factor)], seed=seed)
 
 
 def factor_for(slowdown: float) -> float:
-    """Return the factor of the worker that slows the job by so much."""
+    """Return the factor of the worker's compute times that gives the job this slowdown."""
     low, high = 1.0, 10.0
     for _ in range(18):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
 """Compare a synthetic fleet with the paper's sections 4 and 5: the table of docs/fleet.md.
 
-Each job of ``paceline synth --fleet`` is synthesized and analyzed. "Drawn" are the values in the
-plan of the fleet, "measured" those in the reports.
+Each job of ``paceline synth --fleet`` is synthesized and analyzed. "Drawn" values are those of the
+fleet's plan, "measured" values those of the reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.analysis.trace.encode import to_parquet
 from app.analysis.wording import percent
 from benchmarks.fleet_statistics import KINDS, STATISTICS, STEPS, Fleet, Statistic, intervals
 
-# As many jobs as the paper has. The fleet was made with seed 1.
+# The number of the paper's jobs. Seed 1 was used when the fleet was adjusted.
 _JOBS: Final = 3079
 _SEED: Final = 20_240_531
 _FEWEST_JOBS: Final = 100
@@ -35,7 +35,7 @@ _FEWEST_JOBS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One job: its plan, values of its report, and the time and bytes that it took."""
+    """A job: its plan, values of its report, and the time and memory of its analysis."""
 
     member: FleetMember
     slowdown: float
@@ -137,7 +137,7 @@ def _row(
 
 
 def figures(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) -> Iterator[str]:
-    """Yield the table of docs/fleet.md, and what the jobs are and cost."""
+    """Yield the table of docs/fleet.md, and the composition and cost of the jobs."""
     kept = [job for job in jobs if job.discrepancy <= DISCREPANCY_LIMIT]
     slow = [job for job in kept if job.slowdown >= STRAGGLING]
     named = np.mean([job.named_right for job in slow])

@@ -16,7 +16,7 @@ from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.random_sessions import LAST_STAGE, LONG_CONTEXT
 from app.analysis.wording import percent
 
-# Kinds of operations and the names that reports use.
+# Kinds of operations, each with the operation types of reports.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "computation": ("forward-compute", "backward-compute"),
     "pipeline": ("forward-pp-comm", "backward-pp-comm"),
@@ -33,10 +33,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """Jobs as arrays of shape (jobs,); of a planned fleet some are NaN.
+    """Jobs as arrays of shape (jobs,); NaN for values that a planned fleet lacks.
 
-    `steps` is (jobs, `STEPS`), step over job slowdown; `waste` is (jobs, `KINDS`); `context` is in
-    tokens, 0 where lengths do not vary.
+    `steps` is (jobs, `STEPS`), step slowdown over job slowdown; `waste` is (jobs, `KINDS`);
+    `context` is in tokens, 0 if lengths do not vary.
     """
 
     slowdown: Floats
@@ -51,9 +51,9 @@ class Fleet:
 
     @classmethod
     def planned(cls, members: Sequence[FleetMember]) -> Fleet:
-        """Return what would be measured if each job showed the signs of its causes, and no other.
+        """Return the values if each planned job showed the signs of its causes, and no others.
 
-        Of the stages only whether there is a pipeline.
+        Of the stages, only the existence of a pipeline is planned.
         """
         return cls(
             slowdown=np.array([1.0 if m.causes in UNSEEN else m.slowdown for m in members]),
@@ -68,7 +68,7 @@ class Fleet:
         )
 
     def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Fleet:
-        """Return some of the jobs."""
+        """Return the jobs of a selection."""
         return Fleet(*(getattr(self, field.name)[which] for field in fields(self)))
 
     @property
@@ -84,7 +84,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A line of the table; `words` are the paper's where it gives no plain number."""
+    """A row of the table; `words` are the paper's if it gives no single number."""
 
     name: str
     paper: float | None
@@ -93,7 +93,7 @@ class Statistic:
     words: str = ""
 
     def paper_within(self, low: float, high: float) -> bool | None:
-        """Return whether the paper's number, as precise as it is given, is in the interval."""
+        """Return whether the paper's number, within its rounding, is in the interval."""
         if self.paper is None or np.isnan(low):
             return None
         half = 0.0005 if self.form is percent else 0.005
@@ -101,12 +101,12 @@ class Statistic:
 
 
 def plain(value: float) -> str:
-    """Return ``1.28``."""
+    """Return a number as text: ``1.28``."""
     return f"{value:.2f}"
 
 
 def precise(share: float) -> str:
-    """Return ``0.16 %``."""
+    """Return a share as text: ``0.16 %``."""
     return percent(share, 2)
 
 

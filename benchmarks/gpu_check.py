@@ -1,11 +1,11 @@
-"""`make gpu-check`: hooks, pulse and NVML on a real GPU: order, clocks, and what they cost.
+"""`make gpu-check`: hooks, pulse and NVML on a real GPU: order, clocks and cost.
 
-A small transformer under FSDP2, on one GPU, is recorded for some steps to nowhere. Every operation
-has to lie within its step by the host's clock, in the order of the program, with the waits for
-earlier reductions inside of the backward. Meanwhile its pulse goes to a listener of this process:
-rows have to follow the host's clock, what is compiled must not count as computing, and the device
-is read by NVML. Without a GPU it says so and does nothing; without ``nvidia-ml-py`` only the
-reading is left out. It needs PyTorch and the client, and no server.
+Some steps of a small transformer under FSDP2 on one GPU are recorded and not sent. Every operation
+has to lie within its step by the host's clock, in the order of the program, and the waits for
+earlier reductions within the backward pass. Meanwhile the pulse is sent to a listener in this
+process: its rows have to follow the host's clock, compilation must not count as computing, and NVML
+is read. Without a GPU it prints that and checks nothing; without ``nvidia-ml-py`` it does not read
+NVML. It needs PyTorch and the client, and no server.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any, Final
 
 STEPS: Final = 40
 WARM_UP: Final = 10
-# By so much a device's clock may be off the host's: an event is read a little after it happened.
+# Allowed difference between the clocks of device and host: an event is read after it happened.
 CLOCK_NS: Final = 2_000_000
 _GZIP: Final = b"\x1f\x8b"
-# A step of the pulse differs from that of the host's clock by as much, of single steps and of all.
+# Allowed difference of step times between pulse and host clock, for single steps and for their sum.
 _STEP_OFF: Final = 0.25
 _ALL_OFF: Final = 0.05
 _COMPILES_S: Final = 1.0
@@ -50,7 +50,7 @@ class Row:
 
 
 def main() -> int:
-    """Return 0 where all holds, or there is nothing to check."""
+    """Return 0 if all checks pass, or if there is no GPU."""
     try:
         import torch  # noqa: PLC0415 - not installed everywhere
     except ImportError:
@@ -60,31 +60,31 @@ def main() -> int:
         print("skipped: there is no GPU")
         return 0
     os.environ |= {"PACELINE_PULSE_S": "1", "no_proxy": "127.0.0.1"}
-    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name, _listening() as heard:
-        faults = [*_checked(torch, Path(name), heard), *_read(torch, heard)]
+    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name, _listening() as received:
+        faults = [*_checked(torch, Path(name), received), *_read(torch, received)]
     for fault in faults:
         print(f"wrong: {fault}")
     return 1 if faults else 0
 
 
 @dataclass
-class Heard:
-    """What came of the pulse: bodies, by the address that they are sent to."""
+class ReceivedPulse:
+    """Received bodies of the pulse, by the path of their request."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def steps(self) -> dict[int, dict[str, int]]:
         """Return the measures of each step."""
-        found = {}
+        measures = {}
         for body in self.bodies:
             columns = body["columns"]
-            # Null where there is none, else the difference to the last value that was there.
+            # Null for a missing value, otherwise the difference to the last value before it.
             values = {name: _summed(column) for name, column in columns.items()}
             for at, took in enumerate(columns["step_ns"]):
                 if took is not None:
-                    found[values["step"][at]] = {name: of[at] for name, of in values.items()}
-        return found
+                    measures[values["step"][at]] = {name: of[at] for name, of in values.items()}
+        return measures
 
 
 def _summed(column: list[int | None]) -> list[int]:
@@ -92,15 +92,15 @@ def _summed(column: list[int | None]) -> list[int]:
 
 
 @contextmanager
-def _listening() -> Iterator[Heard]:
-    """Take the pulse as a server does; shares of sessions are refused for now, and stay."""
-    heard = Heard()
+def _listening() -> Iterator[ReceivedPulse]:
+    """Accept the pulse as a server does; chunks of sessions are refused with a request to retry."""
+    received = ReceivedPulse()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             if self.path.endswith("/pulse"):
-                heard.bodies.append(json.loads(gzip.decompress(body)))
+                received.bodies.append(json.loads(gzip.decompress(body)))
                 self._answer(202, {"record": None, "pulse_s": 1, "files": False})
             elif self.path.endswith("/attempts"):
                 self._answer(201, {"attempt": 1})
@@ -120,19 +120,19 @@ def _listening() -> Iterator[Heard]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    heard.url = f"http://127.0.0.1:{server.server_port}"
+    received.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield heard
+        yield received
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
-    """Read the device by NVML; yield what is wrong with that, and with what the pulse says."""
+def _read(torch: Any, received: ReceivedPulse) -> Iterator[str]:  # noqa: ANN401 - not typed here
+    """Read the device by NVML; yield the faults of the reading and of the pulse's counters."""
     from paceline_client.gpu import GpuMonitor, gpu_of  # noqa: PLC0415 - as PyTorch
 
     if importlib.util.find_spec("pynvml") is None:
@@ -148,37 +148,39 @@ def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not type
     cost_ms = 1e3 * (time.perf_counter() - began_s) / _READINGS
     print(f"{uuid} at {address}, NVML: {reading}")
     print(f"a reading takes {cost_ms:.2f} ms")
-    for name, one in (("UUID", reading), ("PCI address", other)):
-        if one is None:
+    for name, reading_ in (("UUID", reading), ("PCI address", other)):
+        if reading_ is None:
             yield f"NVML does not find the device by its {name}"
     if reading is None:
         return
-    known = [
+    devices = [
         ("clock_mhz", 100, reading.most_clock_mhz or 10_000),
         ("most_clock_mhz", 500, 10_000),
         ("temperature_c", 10, 120),
         ("power_mw", 5_000, 2_000_000),
         ("memory_used", 1 << 20, torch.cuda.get_device_properties(0).total_memory * 1.1),
     ]
-    for name, least, most in known:
+    for name, least, most in devices:
         value = getattr(reading, name)
         if value is None or not least <= value <= most:
             yield f"{name} is {value}, and not from {least} to {most:.0f}"
     if reading.throttle is None:
         yield "NVML does not tell why clocks are low"
-    told = [one for body in heard.bodies for one in body.get("hardware", [])]
-    if len(told) != 1 or told[0].get("clock_mhz") is None:
-        yield f"the pulse of half a minute has {told} of its device, and not one reading"
+    readings = [reading_ for body in received.bodies for reading_ in body.get("hardware", [])]
+    if len(readings) != 1 or readings[0].get("clock_mhz") is None:
+        yield f"the pulse of half a minute has {readings} of its device, and not one reading"
 
 
-def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -> Iterator[str]:
-    """Yield what is wrong with the rows of a pulse.
+def _pulse_faults(
+    received: ReceivedPulse, ends_ns: list[int], first: int, compiled: int
+) -> Iterator[str]:
+    """Yield the faults in the rows of a pulse.
 
     `ends_ns` are the ends of steps from `first` on by the host's clock; in step `compiled` code was
     compiled.
     """
-    steps = heard.steps()
-    print(f"the pulse has {len(steps)} steps in {len(heard.bodies)} bodies")
+    steps = received.steps()
+    print(f"the pulse has {len(steps)} steps in {len(received.bodies)} bodies")
     last = first + len(ends_ns) - 1
     if missing := [step for step in range(last) if step not in steps]:
         yield f"the pulse lacks steps {missing[:8]}"
@@ -193,19 +195,19 @@ def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -
         busy = row["compute_ns"] + row["wait_ns"] + row["optimizer_ns"]
         if not 0 < row["compute_ns"] <= busy <= 1.02 * row["step_ns"]:
             yield f"step {step} of {row['step_ns']} ns was busy for {busy} ns"
-    found = steps.get(compiled)
-    if found is None:
+    measures = steps.get(compiled)
+    if measures is None:
         yield f"the pulse lacks step {compiled}, in which code was compiled"
         return
     print(
-        f"a step with a compilation took {found['step_ns'] / 1e9:.2f} s, "
-        f"computing {found['compute_ns'] / 1e9:.3f} s"
+        f"a step with a compilation took {measures['step_ns'] / 1e9:.2f} s, "
+        f"computing {measures['compute_ns'] / 1e9:.3f} s"
     )
-    if not found["compute_ns"] < found["step_ns"] - 0.9e9 * _COMPILES_S:
+    if not measures["compute_ns"] < measures["step_ns"] - 0.9e9 * _COMPILES_S:
         yield "what was compiled counts as computing"
 
 
-def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
+def _checked(torch: Any, folder: Path, received: ReceivedPulse) -> Iterator[str]:  # noqa: ANN401 - not typed here
     import paceline_client.torch as paceline  # noqa: PLC0415 - needs PyTorch
     from paceline_client.delivery import RetryPolicy  # noqa: PLC0415
 
@@ -231,7 +233,7 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     train(WARM_UP, lambda: None)
     bare_ns = _typical(train(STEPS, lambda: None))
     monitor = paceline.attach(
-        heard.url,
+        received.url,
         "gpu-check",
         model=model,
         every=None,
@@ -246,8 +248,8 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     ends_ns = train(STEPS, monitor.step)
     monitor.wait(30.0)
 
-    # The same forward, through code that takes a second to compile anew: the first time the
-    # compiler is loaded, too.
+    # The same forward pass through code whose compilation takes a second; the first compilation
+    # also loads the compiler.
     def compiles(module: Any, _inputs: Any) -> Any:  # noqa: ANN401 - not typed here
         time.sleep(_COMPILES_S)
         return module.forward
@@ -262,7 +264,7 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     train(2, monitor.step)
     monitor.close(30.0)
     dist.destroy_process_group()
-    yield from _pulse_faults(heard, ends_ns, first, compiled)
+    yield from _pulse_faults(received, ends_ns, first, compiled)
     rows = list(_rows(folder / "spool"))
     per_step = len(rows) / STEPS
     cost_ns = (_typical(ends_ns) - without_ns) / max(per_step, 1.0)
@@ -302,22 +304,22 @@ def _rows(spool: Path) -> Iterator[Row]:
 
 
 def _faults(rows: list[Row], first: int, ends_ns: list[int]) -> Iterator[str]:
-    """Yield what is wrong with what was recorded; `ends_ns` are the ends of its steps."""
+    """Yield the faults of the recorded operations; `ends_ns` are the ends of the steps."""
     for step in range(first, first + STEPS):
-        mine = [row for row in rows if row.step == step]
+        of_step = [row for row in rows if row.step == step]
         begin, end = ends_ns[step - first], ends_ns[step - first + 1]
-        found = [next((row for row in mine if row.op == op), None) for op in _ORDER]
-        if None in found:
-            yield f"step {step} lacks operations: {sorted({row.op for row in mine})}"
+        ordered = [next((row for row in of_step if row.op == op), None) for op in _ORDER]
+        if None in ordered:
+            yield f"step {step} lacks operations: {sorted({row.op for row in of_step})}"
             continue
-        main = [row for row in found if row is not None]
+        main = [row for row in ordered if row is not None]
         if any(later.start_ns < earlier.end_ns for earlier, later in pairwise(main)):
             yield f"step {step}: forward, backward and optimizer are not one after the other"
-        outside = [r for r in mine if r.start_ns < begin - CLOCK_NS or r.end_ns > end + CLOCK_NS]
+        outside = [r for r in of_step if r.start_ns < begin - CLOCK_NS or r.end_ns > end + CLOCK_NS]
         if outside:
             yield f"step {step}: {len(outside)} operations are outside of it by the host's clock"
         backward = main[1]
-        waits = [row for row in mine if row.op == "grads-reduce-scatter"]
+        waits = [row for row in of_step if row.op == "grads-reduce-scatter"]
         if not waits:
             yield f"step {step}: no wait for a reduction is recorded"
         inside = [

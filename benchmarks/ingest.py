@@ -1,4 +1,4 @@
-"""Receiving sessions over HTTP, against storing the same bytes unseen with the same server."""
+"""Times to receive sessions over HTTP, against storing the same bytes unread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _RAW_PATH: Final = "/bench/raw"
 
 @dataclass(frozen=True, slots=True)
 class IngestFigures:
-    """Times of one body, sent by one sender after the other."""
+    """Times of one body, from a single sender."""
 
     name: str
     body_bytes: int
@@ -60,7 +60,7 @@ class IngestFigures:
     times: Pairs
 
     def line(self) -> str:
-        """Return the figures for a person."""
+        """Return the figures as a line of text."""
         ours_s, raw_s = map(statistics.median, (self.times.ours_s, self.times.base_s))
         low, high = self.times.spread
         return (
@@ -73,7 +73,7 @@ class IngestFigures:
 
 
 def measure_ingest(traces: Sequence[BenchTrace]) -> Iterator[str]:
-    """Yield a line for each body that is measured."""
+    """Yield a line for each measured body."""
     with _server() as address, contextlib.closing(_Sender(address)) as sender:
         for trace in traces:
             body = trace.path.read_bytes()
@@ -96,7 +96,8 @@ def _measure(sender: _Sender, body: bytes, content_type: str, sizes: Sizes) -> P
     }
 
     def session(_: int) -> None:
-        # A run of its own each time: the same session again would be recognized, not received.
+        # A separate run for each pair: the server would recognize a repeated session and not store
+        # it.
         sender.number += 1
         query = urlencode(shape | {"run_id": f"run-{sender.number}"})
         sender.post(f"/api/v1/jobs/bench/sessions?{query}", body, content_type)
@@ -108,7 +109,7 @@ def _measure(sender: _Sender, body: bytes, content_type: str, sizes: Sizes) -> P
 
 
 class _Sender:
-    """One connection, one request after the other."""
+    """A connection that sends one request after the other."""
 
     def __init__(self, address: str) -> None:
         self._connection = http.client.HTTPConnection(str(urlsplit(address).netloc), timeout=120)
@@ -131,7 +132,7 @@ def _server() -> Iterator[str]:
     """Run PostgreSQL, durable as in production, and the server in front of it."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         directory = Path(name)
-        # PostgreSQL does not run as root: its account must get through to its own directory.
+        # PostgreSQL does not run as root, so its account must be able to enter the directory.
         directory.chmod(0o711)
         data_dir = directory / "data"
         with EmbeddedPostgres(data_dir) as postgres:
@@ -168,7 +169,7 @@ RAW_PATH: Final = "/bench/raw"
 
 
 def raw_route(container: Container) -> Route:
-    """Return the route that only stores: streamed to disk, then into the database."""
+    """Return a route that only stores a body: streamed to disk, then into the database."""
 
     def store(file: IO[bytes]) -> str:
         with container.within(DEFAULT_PROJECT_ID).uow() as tx:
@@ -202,12 +203,12 @@ def main() -> None:
     configure_logging(json=settings.log_json, level=settings.log_level)
     container = build(settings, application_name="paceline bench")
     app = create_app(container)
-    # First: a page or a mount may match everything.
+    # Inserted first, because a route of a page or a mount may match every path.
     app.router.routes.insert(0, raw_route(container))
     listener = listen(settings)
     server = HttpServer(app, listener)
     server.start(lambda: False)
-    # As `paceline serve` does.
+    # Set as in `paceline serve`.
     answering()
     print(address_of(listener), flush=True)
     sys.stdin.read()

@@ -1,13 +1,13 @@
-"""The flush of a big job: every rank sends its chunks at once, while pages are looked at.
+"""The flush of a large job: every rank sends its chunks at once, while pages are read.
 
-The whole installation is real: ``paceline serve`` with its embedded PostgreSQL, durable as in
-production, and its workers, in processes of their own. Prints for each version seconds until every
-chunk was acknowledged and until the session is sealed and reported, chunks a second and a processor
-second of the server (its workers and PostgreSQL with it), answers 429, and how long pages took
-meanwhile. Fails where a chunk was lost.
+The installation is real: ``paceline serve`` with its embedded PostgreSQL, durable as in production,
+and its workers, in separate processes. Prints for each version: seconds until every chunk was
+acknowledged and until the session is sealed and reported; chunks a second, and chunks a processor
+second of the server with its workers and PostgreSQL; answers 429; and response times of pages
+meanwhile. Fails if a chunk was lost.
 
-``--before DIR`` runs a checkout of another version first, in the same way: on a machine that does
-other things as well, only the ratio of the two says something.
+``--before DIR`` runs a checkout of another version first, in the same way: on a machine with other
+load, only the ratio of the two versions is meaningful.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _STORED: Final = (200, 202)
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What each sender sends: the bodies of its chunks in order."""
+    """The bodies of each sender's chunks, in order."""
 
     bodies: tuple[tuple[bytes, ...], ...]
     operations: int
 
     @property
     def chunks(self) -> int:
-        """Return how many there are together."""
+        """Return the number of chunks of all senders."""
         return sum(map(len, self.bodies))
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the server answered."""
+class Answers:
+    """Answers of the server."""
 
     acknowledged: int = 0
     busy: int = 0
@@ -78,20 +78,20 @@ class Flush:
     acknowledged_s: float
     reported_s: float
     processor_s: float
-    heard: Heard
+    answers: Answers
     taken: int
     state: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the figures for a person."""
-        pages_ms = sorted(1e3 * one for one in self.heard.pages_s)
+        """Yield the figures as lines of text."""
+        pages_ms = sorted(1e3 * seconds for seconds in self.answers.pages_s)
         p95_ms = pages_ms[int(0.95 * (len(pages_ms) - 1))] if pages_ms else float("nan")
         middle_ms = statistics.median(pages_ms) if pages_ms else float("nan")
         yield (
             f"{self.version}: {self.chunks:,} chunks acknowledged in {self.acknowledged_s:.1f} s, "
             f"{self.chunks / self.acknowledged_s:.0f} chunks/s, "
             f"{self.chunks / self.processor_s:.0f} chunks a processor-second of the server, "
-            f"{self.heard.busy:,} answers 429"
+            f"{self.answers.busy:,} answers 429"
         )
         yield (
             f"{self.version}: pages meanwhile {middle_ms:.0f} ms, p95 {p95_ms:.0f} ms "
@@ -101,7 +101,7 @@ class Flush:
 
 
 def make_shares(senders: int, chunks: int) -> Shares:
-    """Return the shares of a synthetic job, one sender a rank."""
+    """Return the chunks of a synthetic job, for one sender a rank."""
     if senders % _STAGES:
         raise SystemExit(f"Senders are a multiple of {_STAGES}.")
     sizes = Sizes(dp=senders // _STAGES, pp=_STAGES)
@@ -113,10 +113,10 @@ def make_shares(senders: int, chunks: int) -> Shares:
     bounds = np.searchsorted(trace.rank[order], np.arange(senders + 1))
     for rank in range(senders):
         rows = order[bounds[rank] : bounds[rank + 1]]
-        mine = trace.of_rows(np.sort(rows))
+        of_rank = trace.of_rows(np.sort(rows))
         host = {rank: f"node-{rank // _RANKS_A_HOST:04d}"}
-        mine = replace(mine, meta=replace(mine.meta, hosts=host))
-        bodies.append(tuple(_chunk(mine, wanted) for wanted in steps))
+        of_rank = replace(of_rank, meta=replace(of_rank.meta, hosts=host))
+        bodies.append(tuple(_chunk(of_rank, wanted) for wanted in steps))
     return Shares(tuple(bodies), len(trace))
 
 
@@ -125,47 +125,47 @@ def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
 
 
 def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
-    """Run one version and send it the shares."""
-    with serving(tree, extra) as there:
-        asyncio.run(settled(there.address, there.pid))
-        return asyncio.run(_flush(version, there.address, there.pid, shares))
+    """Run one version and send it the chunks."""
+    with serving(tree, extra) as installation:
+        asyncio.run(settled(installation.address, installation.pid))
+        return asyncio.run(_flush(version, installation.address, installation.pid, shares))
 
 
 async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
-    heard = Heard()
-    # Whoever looks at pages has a processor's time of their own: among a thousand senders of one
-    # process they would wait for these.
+    answers = Answers()
+    # A separate process reads pages: in the process of a thousand senders its times would include
+    # theirs.
     spawning = multiprocessing.get_context("spawn")
-    mine, theirs = spawning.Pipe()
-    looking = spawning.Process(target=_look_in_turn, args=(address, theirs), daemon=True)
+    parent_end, child_end = spawning.Pipe()
+    looking = spawning.Process(target=_look_in_turn, args=(address, child_end), daemon=True)
     looking.start()
-    await asyncio.to_thread(mine.recv)
+    await asyncio.to_thread(parent_end.recv)
     before_s = processor_s(pid)
     began_s = time.monotonic()
     await asyncio.gather(
-        *(_send(address, rank, bodies, heard) for rank, bodies in enumerate(shares.bodies))
+        *(_send(address, rank, bodies, answers) for rank, bodies in enumerate(shares.bodies))
     )
     acknowledged_s = time.monotonic() - began_s
-    mine.send("over")
-    heard.pages_s = await asyncio.to_thread(mine.recv)
+    parent_end.send("over")
+    answers.pages_s = await asyncio.to_thread(parent_end.recv)
     looking.join()
     used_s = processor_s(pid) - before_s
-    found = await _reported(address)
+    reported = await _reported(address)
     reported_s = time.monotonic() - began_s
     return Flush(
         version,
-        heard.acknowledged,
+        answers.acknowledged,
         acknowledged_s,
         reported_s,
         used_s,
-        heard,
-        int(found["intake"]["chunks"]),
-        str(found["state"]),
+        answers,
+        int(reported["intake"]["chunks"]),
+        str(reported["state"]),
     )
 
 
-async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard) -> None:
-    """Send a rank's chunks one after the other, as the client does: again where it was put off."""
+async def _send(address: str, rank: int, bodies: tuple[bytes, ...], answers: Answers) -> None:
+    """Send a rank's chunks one after the other, with the retries that the server requests."""
     line = Line(address)
     try:
         for number, body in enumerate(bodies):
@@ -174,26 +174,26 @@ async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard
             while True:
                 status, wait_s, content = await line.ask("PUT", path, body)
                 if status in _STORED:
-                    heard.acknowledged += 1
+                    answers.acknowledged += 1
                     break
                 if status != _BUSY:
                     raise RuntimeError(f"{path} answered {status}: {content[:300]!r}")
-                heard.busy += 1
+                answers.busy += 1
                 await asyncio.sleep(wait_s)
     finally:
         line.close()
 
 
-def _look_in_turn(address: str, told: Connection) -> None:
-    """Look at one page after the other until something is said; then say how long each took."""
-    told.send("begun")
-    told.send(asyncio.run(_look(address, told)))
+def _look_in_turn(address: str, pipe: Connection) -> None:
+    """Read one page after the other until a message arrives; then send the response times."""
+    pipe.send("begun")
+    pipe.send(asyncio.run(_look(address, pipe)))
 
 
-async def _look(address: str, told: Connection) -> list[float]:
+async def _look(address: str, pipe: Connection) -> list[float]:
     line = Line(address)
     pages_s: list[float] = []
-    while not told.poll():
+    while not pipe.poll():
         began_s = time.monotonic()
         await line.ask("GET", _PAGES[len(pages_s) % len(_PAGES)])
         pages_s.append(time.monotonic() - began_s)
@@ -216,7 +216,7 @@ async def _reported(address: str) -> Any:  # noqa: ANN401 - an answer
 
 
 def main() -> None:
-    """Print the figures; fail where something was lost."""
+    """Print the figures; fail if a chunk was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--senders", type=int, default=1024)
     parser.add_argument("--chunks", type=int, default=4, help="of each sender")

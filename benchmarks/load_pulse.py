@@ -1,10 +1,10 @@
 """The pulse of a large job at a step a second: ``python -m benchmarks.load pulse``.
 
-The installation is real, as in `benchmarks.load`. Each host sends a body every five seconds, the
-hosts one after the other, as the client does. Before them, and while they send, pages are read and
-a session's chunks are sent. Prints rows a second, the processor's share, the seconds from the
-answer to a body until a worker has taken it, what is written a day, and how long pages and chunks
-took with the pulse and without.
+The installation is real, as in `benchmarks.load`. Each host sends a body every five seconds, at
+times that are spread over the hosts, as the client does. Before and during this, pages are read and
+chunks of a session are sent. Prints rows a second, the processor's share, the seconds from the
+answer to a body until a worker has stored it, bytes written a day, and the response times of pages
+and chunks with and without the pulse.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TAKEN_EVERY_S: Final = 0.1
 _DAY_S: Final = 86_400
 _ACCEPTED: Final = 202
 _DRAINED_S: Final = 120.0
-# Rows that are made into bodies in a second, on a machine that does other things as well.
+# Rows that are encoded into bodies in a second, on a machine with other load.
 _PREPARED_ROWS_S: Final = 40_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The bodies of one host, and when each is due, seconds from the start."""
+    """The bodies of one host, with the time of each, seconds from the start."""
 
     due_s: Sequence[float]
     bodies: Sequence[bytes]
@@ -53,15 +53,15 @@ class Sent:
 
 @dataclass(slots=True)
 class Looked:
-    """How long pages and chunks took, seconds."""
+    """Response times of pages and chunks, s."""
 
     pages_s: list[float] = field(default_factory=list)
     chunks_s: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the server answered: when, how many rows were in it, and after how long."""
+class Answers:
+    """The time, the number of rows and the response time of each answered body."""
 
     at_s: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How many rows the workers had taken by when."""
+    """Number of rows that workers had stored, by time."""
 
     at_s: Sequence[float]
     rows: Sequence[int]
@@ -80,7 +80,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for."""
+    """Sizes of the requested load."""
 
     hosts: int
     ranks: int
@@ -91,22 +91,22 @@ class Load:
 
 
 def bodies_of(rows: Pulses, hosts: int, ranks: int, start_ns: int) -> list[Sent]:
-    """Return what each host sends: a body every five seconds, at a moment of its own."""
+    """Return the bodies of each host: one every five seconds, at the host's own offset."""
     columns = [getattr(rows, name) for name in Row._fields]
     at = Row._fields.index("time_ns")
     columns[at] = columns[at] - int(columns[at].min()) + start_ns
     lines = np.stack(columns, axis=1)
     of_host = rows.rank // ranks
-    found = []
+    of_hosts = []
     for host in range(hosts):
-        mine = lines[of_host == host]
-        ended_s = (mine[:, at] - start_ns) / 1e9
+        of_this_host = lines[of_host == host]
+        ended_s = (of_this_host[:, at] - start_ns) / 1e9
         phase = host / hosts * EVERY_S
         due = np.arange(EVERY_S + phase, ended_s.max() + EVERY_S, EVERY_S)
         number = np.searchsorted(due, ended_s)
         bodies, sizes = [], []
         for place, due_s in enumerate(due.tolist()):
-            part = [Row(*line) for line in mine[number == place].tolist()]
+            part = [Row(*line) for line in of_this_host[number == place].tolist()]
             now_ns = start_ns + int(due_s * 1e9)
             last = {row.rank: row for row in part}
             beats = [
@@ -115,36 +115,36 @@ def bodies_of(rows: Pulses, hosts: int, ranks: int, start_ns: int) -> list[Sent]
             ]
             bodies.append(body_of(f"node-{host:04d}", part, beats))
             sizes.append(len(part) + len(beats))
-        found.append(Sent(due.tolist(), bodies, sizes))
-    return found
+        of_hosts.append(Sent(due.tolist(), bodies, sizes))
+    return of_hosts
 
 
-async def _send(address: str, sent: Sent, began_s: float, heard: Heard) -> None:
+async def _send(address: str, sent: Sent, began_s: float, answers: Answers) -> None:
     line = Line(address)
     for due_s, body, rows in zip(sent.due_s, sent.bodies, sent.rows, strict=True):
         await asyncio.sleep(max(0.0, began_s + due_s - time.monotonic()))
         asked_s = time.monotonic()
         status, _, _ = await line.ask("POST", _PATH, body)
         now_s = time.monotonic()
-        heard.took_s.append(now_s - asked_s)
-        heard.late_s.append(asked_s - began_s - due_s)
+        answers.took_s.append(now_s - asked_s)
+        answers.late_s.append(asked_s - began_s - due_s)
         if status == _ACCEPTED:
-            heard.at_s.append(now_s)
-            heard.rows.append(rows)
+            answers.at_s.append(now_s)
+            answers.rows.append(rows)
         else:
-            heard.refused += 1
+            answers.refused += 1
     line.close()
 
 
 async def _look(address: str, looked: Looked, chunk: bytes, over: asyncio.Event) -> None:
-    """Read pages and send chunks in turn until it is over."""
+    """Read pages and send chunks in turn until the load ends."""
     line = Line(address)
     turn = 0
     while not over.is_set():
         began_s = time.monotonic()
         await line.ask("GET", _PAGES[turn % len(_PAGES)])
         looked.pages_s.append(time.monotonic() - began_s)
-        # A session that is never sealed: what its analysis takes would be of it alone.
+        # A session that is never sealed, so that no analysis adds to the load.
         path = f"/api/v1/jobs/ingest/attempts/1/sessions/1/chunks/r{id(looked)}/{turn}"
         began_s = time.monotonic()
         status, _, content = await line.ask("PUT", path, chunk)
@@ -157,38 +157,38 @@ async def _look(address: str, looked: Looked, chunk: bytes, over: asyncio.Event)
 
 
 async def _watch(url: str, over: asyncio.Event) -> Taken:
-    """Note how many rows are taken, until it is over."""
+    """Record the number of stored rows until the load ends."""
     at_s, rows = [], []
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while not over.is_set():
-            found = await database.execute("SELECT coalesce(sum(rows), 0) FROM pulse_state")
-            (taken,) = await found.fetchone() or (0,)
+            result = await database.execute("SELECT coalesce(sum(rows), 0) FROM pulse_state")
+            (taken,) = await result.fetchone() or (0,)
             at_s.append(time.monotonic())
             rows.append(int(taken))
             await asyncio.sleep(_TAKEN_EVERY_S)
     return Taken(at_s, rows)
 
 
-def lags_s(heard: Heard, taken: Taken) -> list[float]:
-    """Return for each body the seconds from its answer until a worker had taken it."""
-    order = np.argsort(heard.at_s)
-    sent = np.cumsum(np.array(heard.rows)[order])
+def lags_s(answers: Answers, taken: Taken) -> list[float]:
+    """Return for each body the seconds from its answer until a worker had stored it."""
+    order = np.argsort(answers.at_s)
+    sent = np.cumsum(np.array(answers.rows)[order])
     first = np.searchsorted(np.array(taken.rows), sent)
-    known = first < len(taken.rows)
+    was_stored = first < len(taken.rows)
     when = np.array(taken.at_s)[np.minimum(first, len(taken.rows) - 1)]
-    found: list[float] = (when - np.array(heard.at_s)[order])[known].tolist()
-    return found
+    lags: list[float] = (when - np.array(answers.at_s)[order])[was_stored].tolist()
+    return lags
 
 
 def _prepared(load: Load) -> tuple[list[Sent], float]:
-    """Return what hosts send, and when they begin by the monotonic clock."""
+    """Return the bodies of all hosts, and the start by the monotonic clock."""
     world = load.hosts * load.ranks
     dials = PulseDials(
         dp=world // _STAGES,
         pp=_STAGES,
         steps=int(load.seconds / load.step_s),
         host_ranks=load.ranks,
-        # The network adds to what the slowest rank takes.
+        # The step time is that of the slowest rank plus that of the network.
         step_s=load.step_s / 0.89,
     )
     rows = PulseJob.healthy(dials, stream(1, "load")).rows()
@@ -210,71 +210,73 @@ async def _quiet(address: str, seconds: float, chunk: bytes) -> Looked:
     return looked
 
 
-async def _settled(there: Installation) -> float:
+async def _settled(installation: Installation) -> float:
     began_s = time.monotonic()
-    await settled(there.address, there.pid)
+    await settled(installation.address, installation.pid)
     return time.monotonic() - began_s
 
 
-async def _measure(there: Installation, load: Load, chunk: bytes) -> bool:
-    """Print what is measured; return whether all of it was taken in time."""
-    url = running_url(there.data_dir)
+async def _measure(installation: Installation, load: Load, chunk: bytes) -> bool:
+    """Print the measured values; return whether all rows were stored in time."""
+    url = running_url(installation.data_dir)
     if url is None:
         raise SystemExit("the installation's database does not run")
     url = url.replace("postgresql+psycopg", "postgresql")
-    print(f"started after {await _settled(there):.0f} s", flush=True)
-    before = await _quiet(there.address, load.baseline_s, chunk)
+    print(f"started after {await _settled(installation):.0f} s", flush=True)
+    before = await _quiet(installation.address, load.baseline_s, chunk)
     sent, began_s = await asyncio.to_thread(_prepared, load)
     await asyncio.sleep(max(0.0, began_s - time.monotonic()))
-    used_s, own_s = processors(there.pid), time.process_time()
-    heard, meanwhile, over, drained = Heard(), Looked(), asyncio.Event(), asyncio.Event()
-    looking = asyncio.create_task(_look(there.address, meanwhile, chunk, over))
+    used_s, own_s = processors(installation.pid), time.process_time()
+    answers, meanwhile, over, drained = Answers(), Looked(), asyncio.Event(), asyncio.Event()
+    looking = asyncio.create_task(_look(installation.address, meanwhile, chunk, over))
     watching = asyncio.create_task(_watch(url, drained))
-    await asyncio.gather(*(_send(there.address, one, began_s, heard) for one in sent))
+    await asyncio.gather(*(_send(installation.address, host, began_s, answers) for host in sent))
     over.set()
     await looking
     passed_s = time.monotonic() - began_s
-    used_s = {name: now_s - used_s.get(name, 0.0) for name, now_s in processors(there.pid).items()}
+    used_s = {
+        name: now_s - used_s.get(name, 0.0) for name, now_s in processors(installation.pid).items()
+    }
     own_s = time.process_time() - own_s
     left = await _drained(url)
     drained.set()
     taken = await watching
-    for line in _lines(load, sent, heard, passed_s):
+    for line in _lines(load, sent, answers, passed_s):
         print(line)
     shares = ", ".join(
         f"{name} {seconds / passed_s:.0%}"
         for name, seconds in sorted(used_s.items(), key=lambda item: -item[1])
     )
     print(f"of a processor: {shares}; this sender {own_s / passed_s:.0%}")
-    lags = lags_s(heard, taken)
+    lags = lags_s(answers, taken)
     print(f"lag {_spread(lags)} from the answer to a body until a worker had taken it")
     print(await _kept(url, taken.rows[-1]))
     for name in ("pages_s", "chunks_s"):
         quiet, busy = getattr(before, name), getattr(meanwhile, name)
         print(f"{name[:-2]} {_spread(quiet)} before, {_spread(busy)} meanwhile")
-    lost = sum(heard.rows) - taken.rows[-1]
-    print(f"rows {sum(heard.rows)}, left {left}, lost {lost}, refused bodies {heard.refused}")
-    return lost == 0 and heard.refused == 0
+    lost = sum(answers.rows) - taken.rows[-1]
+    print(f"rows {sum(answers.rows)}, left {left}, lost {lost}, refused bodies {answers.refused}")
+    return lost == 0 and answers.refused == 0
 
 
-def _lines(load: Load, sent: Sequence[Sent], heard: Heard, passed_s: float) -> Iterator[str]:
-    wire = sum(len(body) for one in sent for body in one.bodies)
-    rows = sum(heard.rows)
+def _lines(load: Load, sent: Sequence[Sent], answers: Answers, passed_s: float) -> Iterator[str]:
+    wire = sum(len(body) for host in sent for body in host.bodies)
+    rows = sum(answers.rows)
     yield (
         f"{load.hosts:,} hosts × {load.ranks} ranks at a step each {load.step_s:g} s for "
-        f"{passed_s:.0f} s: {rows / passed_s:,.0f} rows/s in {len(heard.at_s) / passed_s:.0f} "
-        f"bodies/s, answered in {_spread(heard.took_s)}, sent {_spread(heard.late_s)} late"
+        f"{passed_s:.0f} s: {rows / passed_s:,.0f} rows/s in {len(answers.at_s) / passed_s:.0f} "
+        f"bodies/s, answered in {_spread(answers.took_s)}, sent {_spread(answers.late_s)} late"
     )
     yield f"on the wire {wire / rows:.0f} bytes a row, {_a_day(wire / passed_s)}"
 
 
 async def _drained(url: str) -> int:
-    """Wait until no body waits; return how many still do."""
+    """Wait until no body waits; return the number of bodies that still wait at the time limit."""
     until_s = time.monotonic() + _DRAINED_S
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
         while True:
-            found = await database.execute("SELECT count(*) FROM inbox WHERE kind = 'pulse'")
-            (left,) = await found.fetchone() or (0,)
+            result = await database.execute("SELECT count(*) FROM inbox WHERE kind = 'pulse'")
+            (left,) = await result.fetchone() or (0,)
             if not left or time.monotonic() > until_s:
                 await asyncio.sleep(2 * _TAKEN_EVERY_S)
                 return int(left)
@@ -282,16 +284,16 @@ async def _drained(url: str) -> int:
 
 
 async def _kept(url: str, rows: int) -> str:
-    """Return what is kept, in words."""
+    """Return the stored rows and bytes as text."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as database:
-        found = await database.execute(
+        result = await database.execute(
             "SELECT (SELECT sum(octet_length(body)) FROM pulse_block),"
             " (SELECT sum(octet_length(sums)) FROM pulse_span WHERE seconds = 60),"
             " (SELECT count(*) FROM pulse_span WHERE seconds = 60),"
             " (SELECT octet_length(state) FROM pulse_state LIMIT 1),"
             " (SELECT counts FROM pulse_state LIMIT 1)"
         )
-        blocks, sums, minutes, state, counts = await found.fetchone() or (0, 0, 0, 0, {})
+        blocks, sums, minutes, state, counts = await result.fetchone() or (0, 0, 0, 0, {})
     blocks, sums = int(blocks or 0), int(sums or 0)
     a_row, a_minute = blocks / max(1, rows), sums / max(1, minutes)
     return (
@@ -301,7 +303,7 @@ async def _kept(url: str, rows: int) -> str:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    """Return the median and the 95th percentile, in words."""
+    """Return the median and the 95th percentile as text."""
     if not seconds:
         return "never"
     middle, high = np.quantile(np.array(seconds) * 1e3, [0.5, 0.95])
@@ -313,7 +315,7 @@ def _a_day(bytes_a_second: float) -> str:
 
 
 def measure_pulse(tree: Path, load: Load, chunk: bytes) -> bool:
-    """Run an installation, send it a pulse and print the figures; return whether none was lost."""
+    """Send an installation a pulse and print the figures; return whether no row was lost."""
     extra = () if load.workers == 1 else ("--workers", str(load.workers))
-    with serving(tree, extra) as there:
-        return asyncio.run(_measure(there, load, chunk))
+    with serving(tree, extra) as installation:
+        return asyncio.run(_measure(installation, load, chunk))

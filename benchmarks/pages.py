@@ -1,14 +1,15 @@
-"""What pages weigh and take at three sizes: ``python -m benchmarks.pages``.
+"""Sizes and times of pages for installations of three sizes: ``python -m benchmarks.pages``.
 
-A server of its own with a database of its own: a small installation, one of a thousand jobs with
-ten sessions each and one job with 1,200, and one session of 1,024 × 16 workers. Sessions of the
-second are rows copied from an analyzed one, in the lists, the ledger of hosts and the figures of
-the fleet; half of its jobs fire. Of the last also what its page asks for: the map and the timeline
-of another step each time, and a question. Bytes are those of compressed bodies as a browser gets
-them, elements those of the page before any script, statements those that the database got, and
-times medians on this machine, over the loopback address, with compression. Where there is a
-`chromium` on PATH, also when it paints the page of a session, small and large, and when that is
-useful at 400 kbit/s with 400 ms to an answer: the sentence, the facts and the map.
+The server and its database are separate processes. Sizes: a small installation; one of a thousand
+jobs with ten sessions each and one job with 1,200; and one session of 1,024 × 16 workers. Sessions
+of the second are copied rows of an analyzed session, in the lists, the ledger of hosts and the
+figures of the fleet; half of its jobs have firing incidents. For the last, the requests of its page
+are measured too: map and timeline of another step each time, and a what-if question. Bytes are
+those of compressed bodies as a browser receives them, elements those of the page before any script,
+statements those that the database received, and times are medians on this machine, over the
+loopback address, with compression. If there is a `chromium` on PATH: also the time until it paints
+the page of a session, small and large, and until that page shows sentence, facts and map at
+400 kbit/s with a latency of 400 ms.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 PAINTS: Final = 5
 WIDTH, HEIGHT = 1440, 900
-# Without these the browser calls home.
+# Options without which the browser contacts its vendor.
 ARGUMENTS: Final = (
     "--headless",
     "--no-sandbox",
@@ -70,10 +71,10 @@ ARGUMENTS: Final = (
     "--disable-component-update",
     "--disable-sync",
 )
-# A slow network: 400 kbit/s, 400 ms from a request to its answer.
+# A slow network: 400 kbit/s, with a latency of 400 ms.
 SLOW_BYTES_PER_S: Final = 400_000 / 8
 SLOW_LATENCY_MS: Final = 400
-# Notes when the sentence, the facts and the map are on the screen.
+# Script that records when the sentence, the facts and the map are on the screen.
 USEFUL: Final = """() => {
   const parts = ['h1', '.facts', '#heatmap :is(.first path, canvas)'];
   const look = () => {
@@ -91,7 +92,7 @@ DRAWN: Final = """() => document.querySelector('#heatmap[data-drawn]')
 PAINTED: Final = (
     """() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"""
 )
-# Another step by the native range, until its map and its timeline stand.
+# Script that selects another step, and waits for its map and its timeline.
 STEP: Final = """async (at) => {
   const range = document.querySelector('#step');
   const timeline = document.querySelector('#timeline');
@@ -108,19 +109,19 @@ STEP: Final = """async (at) => {
 
 @dataclass(frozen=True, slots=True)
 class Painted:
-    """When a page is painted; medians, seconds after it was asked for.
+    """Times until parts of a page are painted; medians, seconds from the request.
 
     Parameters
     ----------
     size : str
     first_s, drawn_s : float
-        The first words or figure, and map and timeline.
+        First text or figure; map and timeline.
     step_s : float
-        From another step being chosen to its timeline.
+        From the selection of another step to its timeline.
     useful_s : float
-        On a slow network, the sentence, the facts and the map.
+        Sentence, facts and map on a slow network.
     useful_bytes : float
-        What had come by then, compressed, with headers.
+        Bytes received by then, compressed, with headers.
     """
 
     size: str
@@ -132,24 +133,26 @@ class Painted:
 
 
 def paint(url: str, pages: Mapping[str, str]) -> list[Painted]:
-    """Return when pages of sessions are painted, by size; nothing without a browser."""
+    """Return the painting times of pages of sessions, by size; empty without a browser."""
     program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if program is None:
         return []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
         try:
-            # In turns: what else the machine does is the same to all.
-            found: dict[str, list[tuple[float, ...]]] = {size: [] for size in pages}
+            # Measured in turns, so that other load of the machine affects all equally.
+            of_sizes: dict[str, list[tuple[float, ...]]] = {size: [] for size in pages}
             for run in range(PAINTS):
                 for size, page in pages.items():
                     address = f"{url}{page}"
-                    found[size].append((*_once(browser, address, run), *_slowly(browser, address)))
+                    of_sizes[size].append(
+                        (*_once(browser, address, run), *_slowly(browser, address))
+                    )
         finally:
             browser.close()
     return [
         Painted(size, *(statistics.median(column) for column in zip(*times, strict=True)))
-        for size, times in found.items()
+        for size, times in of_sizes.items()
     ]
 
 
@@ -157,7 +160,7 @@ def _once(browser: Browser, address: str, run: int) -> tuple[float, float, float
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
     page = context.new_page()
     page.goto(address)
-    # The timeline is fetched when it is seen.
+    # The page requests its timeline once it is visible.
     page.locator("#timeline").scroll_into_view_if_needed()
     page.wait_for_function(DRAWN)
     drawn_ms = page.evaluate("() => performance.now()")
@@ -170,7 +173,7 @@ def _once(browser: Browser, address: str, run: int) -> tuple[float, float, float
 
 
 def _slowly(browser: Browser, address: str) -> tuple[float, int]:
-    """Return after what time and how many bytes the first screen is useful on a slow network."""
+    """Return the time and the received bytes until the first screen is useful on a slow network."""
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
     page = context.new_page()
     page.add_init_script(f"({USEFUL})()")
@@ -185,7 +188,7 @@ def _slowly(browser: Browser, address: str) -> tuple[float, int]:
             "uploadThroughput": SLOW_BYTES_PER_S,
         },
     )
-    # Parts of bodies, and with the last part all that came, headers too.
+    # Events have parts of bodies; the event of a response's end has the total including headers.
     parts: list[tuple[str, float, int]] = []
     whole: list[tuple[str, float, int]] = []
     for name, came in (("dataReceived", parts), ("loadingFinished", whole)):
@@ -206,22 +209,22 @@ def _slowly(browser: Browser, address: str) -> tuple[float, int]:
 
 
 def _came(event: Mapping[str, Any]) -> tuple[str, float, int]:
-    """Return of what came the request, when it was, and the bytes."""
+    """Return request, time and number of bytes of an event of the browser."""
     return event["requestId"], event["timestamp"], int(event["encodedDataLength"])
 
 
 def painted_table(painted: list[Painted]) -> str:
-    """Return the figures for a person."""
+    """Return the figures as a table of text."""
     if not painted:
         return "No chromium on PATH: nothing was painted."
     rows = [
         [
-            one.size,
-            *(f"{1000 * value:.0f} ms" for value in (one.first_s, one.drawn_s, one.step_s)),
-            f"{one.useful_s:.1f} s",
-            f"{one.useful_bytes / 1000:.0f} kB",
+            page.size,
+            *(f"{1000 * value:.0f} ms" for value in (page.first_s, page.drawn_s, page.step_s)),
+            f"{page.useful_s:.1f} s",
+            f"{page.useful_bytes / 1000:.0f} kB",
         ]
-        for one in painted
+        for page in painted
     ]
     head = (
         "session",
@@ -242,16 +245,16 @@ GPUS_OF_A_HOST: Final = 8
 COPIES: Final = "copied-"
 LONG: Final = "long-"
 LONG_SESSIONS: Final = 1200
-# A statement is prepared with its fifth use; the first ones are not what people wait for.
+# A statement is prepared with its fifth use; users rarely wait for the uses before it.
 RUNS: Final = 15
-# What browsers say that they take.
+# Encodings that browsers accept.
 BROWSER: Final = {"Accept": "text/html", "Accept-Encoding": "gzip, deflate, br, zstd"}
-# The DP ranks of the timeline that a page of a session draws.
+# DP ranks of the timeline on the page of a session.
 LANES: Final = re.compile(r'id="perfetto"[^>]*?/timeline\?step=\d+((?:&amp;dp=\d+)*)"')
 
 
 class _Server:
-    """A running server, and what fills and weighs it."""
+    """A running server, with methods that send sessions and measure pages."""
 
     def __init__(
         self, container: Container, client: httpx.Client, seen: Statements, used: Processors
@@ -284,13 +287,13 @@ class _Server:
         return uuid.UUID(session)
 
     def ids(self, address: str, of: str) -> list[str]:
-        """Return what an answer of the API lists, by their ids or names."""
+        """Return the ids or names in a list of the API."""
         answer = self._client.get(address)
         answer.raise_for_status()
-        return [one.get("id") or one["host"] for one in answer.json()[of]]
+        return [item.get("id") or item["host"] for item in answer.json()[of]]
 
     def weigh(self, size: str, page: str, address: str) -> Weighed:
-        """Ask for a page as a browser does, several times."""
+        """Request a page several times as a browser does, and return its size and times."""
         plain = self._client.get(address, headers=BROWSER)
         plain.raise_for_status()
         times, used, compressed = [], [], 0
@@ -313,7 +316,7 @@ class _Server:
         )
 
     def weigh_choices(self, size: str, session: uuid.UUID) -> list[Weighed]:
-        """Ask for what the page of a session asks for: another step each time, and a question."""
+        """Measure the requests of a session's page: maps, timelines, and a question."""
         api = f"/api/v1/sessions/{session}"
         steps = self._client.get(f"{api}/report").json()["steps"]["analyzed"]
         page = self._client.get(f"/sessions/{session}").text
@@ -346,16 +349,16 @@ class _Server:
                 sizes[name] = (answer.num_bytes_downloaded, len(answer.content))
         return [
             Weighed(
-                size, name, *sizes[name], 0, 0, *map(statistics.median, zip(*found, strict=True))
+                size, name, *sizes[name], 0, 0, *map(statistics.median, zip(*of_name, strict=True))
             )
-            for name, found in times.items()
+            for name, of_name in times.items()
         ]
 
 
 def measure(
     directory: Path, jobs: int, sessions: int, large: JobModel
 ) -> tuple[list[Weighed], list[Painted]]:
-    """Return the figures of every page; `directory` takes the database."""
+    """Return the figures of every page; `directory` contains the database."""
     with EmbeddedPostgres(directory, durable=False) as postgres:
         settings = Settings(database_url=postgres.url, data_dir=directory / "data", port=0)
         migrate.upgrade(postgres.url)
@@ -365,7 +368,7 @@ def measure(
         listener = listen(settings)
         http = HttpServer(create_app(container), listener)
         http.start(lambda: False)
-        # As `paceline serve` does.
+        # Set as in `paceline serve`.
         answering()
         try:
             with httpx.Client(
@@ -456,7 +459,7 @@ def main() -> None:
         steps=LARGE.steps,
         name=LARGE.name,
     )
-    # The database runs as another account than root, which may not enter just any directory.
+    # The database runs as another account than root, which may not enter every directory.
     with tempfile.TemporaryDirectory(prefix="paceline-pages-") as name:
         Path(name).chmod(0o755)
         weighed, painted = measure(Path(name), arguments.jobs, arguments.sessions, large)

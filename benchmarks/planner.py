@@ -1,10 +1,10 @@
-"""Planning times of every method, and Ditto's templates held against the proven optimum.
+"""Planning times of every method, and Ditto's templates compared with the proven optimum.
 
 ``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
 the table of docs/planner.md.
 The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile next to that in
-PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
-equal blocks are planned.
+PACELINE_REFERENCE_DATA, contains the published profile of GPT2-XL (``layers.json``); without it
+only models of equal blocks are planned.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from benchmarks.support.measuring import peak_bytes
 
 _REPEATS: Final = 20
 _LARGE: Final = (32, 64, 128, 256, 512)
-# Whole jobs by their GPUs, and what is meant of them.
+# Whole jobs by their number of GPUs, with the target of each.
 _JOBS: Final = (128, 1024)
 _JOB_MEANT: Final = {128: "1 s, proven", 1024: "30 s, a gap of 5 %"}
 _JOB_TYPES: Final = ("A100", "H100", "H200", "L40S")
 _JOB_LIMIT_S: Final = 25.0
-# After so long the optimal search says how far it may be off, and other methods are given up.
+# Time limit, s: afterwards the optimal search returns its bound, and other methods are stopped.
 _TIME_LIMIT_S: Final = 10.0
-# A search to the end that takes longer than this is cut short: the benchmark ends on any machine.
+# Time limit of a complete search, s, so that the benchmark ends on any machine.
 _LONGEST_S: Final = 120.0
 MIB: Final = 1024 * 1024
 
@@ -64,15 +64,15 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Return every example that can be made here."""
+    """Return the examples whose data are available on this machine."""
     folder = reference_profile()
-    found = []
+    examples_ = []
     for speeds in SPEEDS:
         for name in CLUSTERS:
             if folder:
-                found.append(Example(name, "real", speeds, real_example(folder, name, speeds)))
-            found.append(Example(name, "uniform", speeds, uniform_example(name, speeds)))
-    return found
+                examples_.append(Example(name, "real", speeds, real_example(folder, name, speeds)))
+            examples_.append(Example(name, "uniform", speeds, uniform_example(name, speeds)))
+    return examples_
 
 
 def large_cluster(gpus: int, layers: int = 98) -> Spec:
@@ -89,19 +89,19 @@ def large_cluster(gpus: int, layers: int = 98) -> Spec:
 
 
 def planning_seconds(spec: Spec, method: str) -> float:
-    """Return how long planning took.
+    """Return the planning time, s.
 
     Raises
     ------
     InfeasiblePlanError
-        The method has no answer, or none in `_TIME_LIMIT_S`.
+        The method has no answer, or none within `_TIME_LIMIT_S`.
     """
     budget = SearchBudget(time.perf_counter, time.perf_counter() + _TIME_LIMIT_S)
     return plan(spec, method=method, budget=budget, compare=False).planning_time_s
 
 
 def other_methods(spec: Spec) -> str:
-    """Return the planning times of every method but the optimal one."""
+    """Return the planning times of every method except the optimal search."""
     cells = []
     for method in METHODS[1:]:
         began = time.perf_counter()
@@ -152,7 +152,7 @@ def _p95(seconds: list[float]) -> float:
 
 
 def _in_own_process(option: str, gpus: int) -> str:
-    """Plan a large cluster in a process that does nothing else, for its peak memory."""
+    """Plan a large cluster in a separate process, which measures its peak memory."""
     done = subprocess.run(  # noqa: S603 - this interpreter and our own module
         [sys.executable, "-m", "benchmarks.planner", option, str(gpus)],
         check=True,
@@ -163,11 +163,11 @@ def _in_own_process(option: str, gpus: int) -> str:
 
 
 def measure_large(gpus: int) -> str:
-    """Plan a large cluster to the end, again for some seconds only, and by other methods."""
+    """Plan a large cluster by a complete search, by one of limited time, and by other methods."""
     warm_up()
     spec = large_cluster(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
-    found = plan(spec, budget=SearchBudget(time.perf_counter, began + _LONGEST_S), compare=False)
+    planned = plan(spec, budget=SearchBudget(time.perf_counter, began + _LONGEST_S), compare=False)
     whole, busy = time.perf_counter() - began, time.process_time() - busy_since
     peak = peak_bytes() / MIB
     limited = ""
@@ -175,7 +175,7 @@ def measure_large(gpus: int) -> str:
         deadline = time.process_time() + _TIME_LIMIT_S
         early = plan(spec, budget=SearchBudget(time.process_time, deadline), compare=False)
         limited = f", after {_TIME_LIMIT_S:.0f} s of the processor a gap of {_gap(early)}"
-    proven = "proven" if found.optimal else f"proven gap {_gap(found)}"
+    proven = "proven" if planned.optimal else f"proven gap {_gap(planned)}"
     return (
         f"{gpus} devices of 4 types, {len(spec.layers)} layers: optimal {whole:.2f} s "
         f"({busy:.2f} s of the processor), {proven}, peak memory {peak:.0f} MiB{limited}; "
@@ -204,9 +204,9 @@ def measure_job(gpus: int) -> str:
     spec = whole_job(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
     budget = SearchBudget(time.process_time, busy_since + _JOB_LIMIT_S)
-    found = plan_job(spec, budget, compare=False)
+    planned = plan_job(spec, budget, compare=False)
     whole, busy = time.perf_counter() - began, time.process_time() - busy_since
-    proven = "proven" if found.optimal else f"proven gap {_percent(found.gap, '.2f')}"
+    proven = "proven" if planned.optimal else f"proven gap {_percent(planned.gap, '.2f')}"
     return (
         f"whole job, {gpus} devices of {len(spec.devices)} types: {whole:.2f} s "
         f"({busy:.2f} s of the processor), {proven}, peak memory {peak_bytes() / MIB:.0f} MiB "
@@ -214,8 +214,8 @@ def measure_job(gpus: int) -> str:
     )
 
 
-def _gap(found: FoundPlan) -> str:
-    return "unknown" if found.gap is None else _percent(found.gap, ".2f")
+def _gap(planned: FoundPlan) -> str:
+    return "unknown" if planned.gap is None else _percent(planned.gap, ".2f")
 
 
 def _percent(share: float, form: str = "+.1f") -> str:
@@ -229,8 +229,8 @@ def ditto_table() -> Iterator[str]:
     for example in examples():
         standard = plan(example.spec, objective="t_std")
         least = evaluate(standard.problem, standard.template).t_std
-        found = plan(example.spec)
-        best = evaluate(found.problem, found.template)
+        planned = plan(example.spec)
+        best = evaluate(planned.problem, planned.template)
         cells = [f"{least / PS_PER_MS / 1e3:.3f}"]
         for name in ("ditto", "greedy"):
             other = standard.comparison.get(name)
@@ -240,7 +240,7 @@ def ditto_table() -> Iterator[str]:
                 own = evaluate(other.problem, other.template).t_std
                 cells.append(_percent(own / least - 1))
         cells.append(f"{best.simulated / PS_PER_MS / 1e3:.3f}")
-        ditto = found.comparison.get("ditto")
+        ditto = planned.comparison.get("ditto")
         if ditto is None:
             cells.append("no answer")
         else:
@@ -250,7 +250,7 @@ def ditto_table() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print what the arguments ask for."""
+    """Print the times, or with `--table` the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
     parser.add_argument("--job", type=int, choices=_JOBS, help="one whole job only, by its GPUs")

@@ -1,6 +1,6 @@
-"""Files of PyTorch's profiler, to the whole report, against `json.load`; `make bench` runs this.
+"""Time from files of PyTorch's profiler to the report, against `json.load`; part of `make bench`.
 
-Both read the same files in turns, and the memory is that of processes that do nothing else.
+Both read the same files in turns; memory is that of separate processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAIRS: Final = 2
 
 
 def measure_profiler_files() -> Iterator[str]:
-    """Yield the figures, for a person."""
+    """Yield the figures as lines of text."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         folder = Path(directory) / "ranks"
         folder.mkdir()
@@ -61,7 +61,7 @@ def measure_profiler_files() -> Iterator[str]:
 
 
 def write_rank(path: Path, rank: int, steps: int) -> None:
-    """Write the file of one rank of a DDP job, as the profiler lays it out."""
+    """Write the file of one rank of a DDP job, in the profiler's format."""
     head = {
         "rank": rank,
         "world_size": RANKS,

@@ -1,11 +1,12 @@
-"""Our report against the published analyzer's, on the same file in the same run.
+"""Times of our report and of the published analyzer, on the same file in the same run.
 
-The analyzer is named by the folder of its checkout; its interpreter needs its requirements, with
-pandas 2: it writes into arrays that pandas 3 makes read-only. Compared are whole processes, start
-to end, because that is how it is used: its main program, and with it the two for M_S and M_W,
-which read what the first has written; ours holds them all. Then its main function, and with it the
-two others, and our report, both in processes that have done it before, from the file to the
-result, with nothing written: M_S and M_W find the files that the whole processes left behind.
+The checkout of the analyzer is an argument; its interpreter needs the analyzer's requirements, with
+pandas 2, because it writes into arrays that pandas 3 makes read-only. Whole processes are compared,
+because users run them: the analyzer's main program, and with it the two programs for M_S and M_W,
+which read the files of the first; our report contains all of these values. Then functions are
+compared in processes that have run them before: the analyzer's main function, and with it the two
+others, and our report, from the file to the result, without writing files. M_S and M_W read the
+files that the whole processes have written.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SHOWN_CHARS: Final = 2000
 _MAIN: Final = "main"
 _ALL: Final = "all"
 
-# What its programs call, once for each line that it reads; its log goes to standard error.
+# Program for the analyzer's interpreter: it calls a function of the analyzer for each line that it
+# reads, and prints the time; the analyzer's log goes to standard error.
 _DRIVER: Final = f"""
 import json
 import sys
@@ -57,7 +59,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The analyzer and one trace; what it writes goes to `directory`."""
+    """The analyzer with one trace; it writes its files into `directory`."""
 
     checkout: Path
     python: str
@@ -74,7 +76,7 @@ class _Published:
 
     @property
     def environment(self) -> dict[str, str]:
-        # Its modules name each other both ways.
+        # The analyzer's modules import each other by two different paths.
         folders = (self.checkout, self.checkout / "analyzer")
         return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
@@ -93,15 +95,15 @@ class _Published:
 
 
 def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> list[str]:
-    """Return lines for each trace with the times of both and the speed-up."""
+    """Return lines for each trace with the times of both programs and the speed-up."""
     lines = []
     for trace in traces:
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-            theirs = _Published(checkout.resolve(), python, trace, Path(directory))
-            theirs.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
+            analyzer = _Published(checkout.resolve(), python, trace, Path(directory))
+            analyzer.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
             for where, (main, everything) in (
-                ("processes", _whole_processes(theirs)),
-                ("in process", _in_process(theirs)),
+                ("processes", _whole_processes(analyzer)),
+                ("in process", _in_process(analyzer)),
             ):
                 lines += [
                     _line(trace, f"{where}, main", main),
@@ -110,26 +112,32 @@ def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> 
     return lines
 
 
-def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
-    command: list[str | Path] = [sys.executable, "-m", "app.cli.main", "analyze", theirs.trace.path]
-    command += ["--meta", theirs.meta, "--json"]
+def _whole_processes(analyzer: _Published) -> tuple[Pairs, Pairs]:
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "app.cli.main",
+        "analyze",
+        analyzer.trace.path,
+    ]
+    command += ["--meta", analyzer.meta, "--json"]
 
     def ours(_: int) -> None:
         _run(command, dict(os.environ))
 
     return (
-        time_pairs(lambda _: theirs.run_main(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
-        time_pairs(lambda _: theirs.run_all(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
+        time_pairs(lambda _: analyzer.run_main(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
+        time_pairs(lambda _: analyzer.run_all(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
     )
 
 
-def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
-    """Time what its main program calls, and what all three call; their files are there already."""
+def _in_process(analyzer: _Published) -> tuple[Pairs, Pairs]:
+    """Time the analyzer's main function, and all three functions, whose input files exist."""
     warm_up()
-    arguments = (theirs.meta, theirs.trace.path, theirs.directory, theirs.result)
+    arguments = (analyzer.meta, analyzer.trace.path, analyzer.directory, analyzer.result)
     with subprocess.Popen(  # noqa: S603 - ours
-        [theirs.python, "-c", _DRIVER, *arguments],
-        env=theirs.environment,
+        [analyzer.python, "-c", _DRIVER, *arguments],
+        env=analyzer.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -144,7 +152,7 @@ def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
         def against_report(what: str) -> Pairs:
             return time_pairs(
                 lambda _: analyze_once(what),
-                lambda _: report_of(theirs.trace.path, theirs.trace.meta),
+                lambda _: report_of(analyzer.trace.path, analyzer.trace.meta),
                 pairs=_PAIRS,
                 at_least_s=_AT_LEAST_S,
             )

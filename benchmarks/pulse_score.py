@@ -1,4 +1,4 @@
-"""Score what is noticed in synthetic pulses of known truth; `make pulse-score` runs this."""
+"""Score the notices about synthetic pulses with known faults; `make pulse-score` runs this."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from app.analysis.synthesis.random_pulses import EVENTS, draw_pulse, hanging, wi
 _BATCH: Final = 1 << 16
 _OF_RANKS: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
 _OF_JOB: Final = frozenset({NoticeKind.SLOW_JOB, NoticeKind.DRIFT})
-# A notice may come that many steps after the end of what it is about.
+# A notice may come this number of steps after the end of its fault.
 _LATE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the table: what is drawn, and within how many steps it is to be noticed."""
+    """A row of the table: a drawn fault, and the number of steps within which a notice is due."""
 
     name: str
     faults: tuple[str, ...]
@@ -57,7 +57,7 @@ _HANGS: Final = ("hang", "silent")
 
 @dataclass(slots=True)
 class Tally:
-    """What was found for one kind."""
+    """Counts of notices about one kind of fault."""
 
     drawn: int = 0
     noticed: int = 0
@@ -68,7 +68,7 @@ class Tally:
 
 
 def detect(rows: Pulses, hosts: dict[int, str]) -> tuple[Notice, ...]:
-    """Return all notices about some rows."""
+    """Return all notices about the rows of a pulse."""
     detector, record = Detector(hosts=dict(hosts)), Record()
     for start in range(0, len(rows), _BATCH):
         record.take(detector.advance(rows.take(slice(start, start + _BATCH))))
@@ -77,7 +77,7 @@ def detect(rows: Pulses, hosts: dict[int, str]) -> tuple[Notice, ...]:
 
 
 def about(notice: Notice, truth: PulseTruth) -> bool:
-    """Return whether a notice is about a fault, with the right ranks or not."""
+    """Return whether a notice is about a fault, whether or not its ranks are right."""
     end = truth.end_step
     if notice.noticed_step < truth.from_step or (end and notice.noticed_step > end + _LATE):
         return False
@@ -93,24 +93,24 @@ def about(notice: Notice, truth: PulseTruth) -> bool:
 def _score(
     notices: Sequence[Notice], truths: Sequence[PulseTruth], step_s: float, tally: Tally
 ) -> list[Notice]:
-    """Add to a tally, and return the notices that are about none of the faults."""
+    """Add the notices to a tally, and return those that are about none of the faults."""
     for truth in truths:
-        mine = [notice for notice in notices if about(notice, truth)]
+        of_fault = [notice for notice in notices if about(notice, truth)]
         tally.drawn += 1
-        if not mine:
+        if not of_fault:
             continue
-        first = min(mine, key=lambda notice: notice.noticed_step)
+        first = min(of_fault, key=lambda notice: notice.noticed_step)
         tally.noticed += 1
         late = first.noticed_step - truth.from_step
         tally.steps.append(late)
         tally.seconds.append((late + 1) * step_s)
-        tally.right_ranks += all(notice.ranks == truth.ranks for notice in mine)
-        tally.right_kind += any(notice.kind is truth.kind for notice in mine)
+        tally.right_ranks += all(notice.ranks == truth.ranks for notice in of_fault)
+        tally.right_kind += any(notice.kind is truth.kind for notice in of_fault)
     return [notice for notice in notices if not any(about(notice, truth) for truth in truths)]
 
 
 def main() -> None:
-    """Print the table and the line that sums it up."""
+    """Print the table, and a last line with its sums."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=260, help="jobs, a third of them healthy")
@@ -139,12 +139,12 @@ def main() -> None:
         seed = options.seed + faulty + number
         drawn = draw_pulse(seed, (), steps=options.steps, lengths=number % 3 == 0, step_s=1.0)
         hours += drawn.rank_hours
-        found = detect(drawn.rows, drawn.hosts)
+        noticed = detect(drawn.rows, drawn.hosts)
         if number % 4 == 0:
             more, beat_hours = _healthy_with_beats(seed)
-            found, hours = (*found, *more), hours + beat_hours
-        hours_false += len(found)
-        false += [(seed, notice) for notice in found]
+            noticed, hours = (*noticed, *more), hours + beat_hours
+        hours_false += len(noticed)
+        false += [(seed, notice) for notice in noticed]
     _print(tallies, false, hours_false, hours)
 
 
@@ -190,10 +190,10 @@ def _print(
         else:
             middle, most = _quantiles(tally.steps)
             shown = (f"{middle:.0f}", f"{most:.0f}", str(bars[name]))
-        found = max(1, tally.noticed)
+        noticed = max(1, tally.noticed)
         out.write(
             f"| {name} | {tally.drawn} | {tally.noticed} | {' | '.join(shown)} "
-            f"| {tally.right_ranks / found:.0%} | {tally.right_kind / found:.0%} |\n"
+            f"| {tally.right_ranks / noticed:.0%} | {tally.right_kind / noticed:.0%} |\n"
         )
     for (name,), number in Counter((notice.kind.value,) for _, notice in false).items():
         sys.stderr.write(f"false {name}: {number}\n")
@@ -217,7 +217,7 @@ def _print(
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the 90th percentile; NaN of none."""
+    """Return the median and the 90th percentile; NaN for an empty list."""
     if not values:
         return float("nan"), float("nan")
     return float(np.median(values)), float(np.quantile(values, 0.9, method="higher"))

@@ -1,7 +1,7 @@
-"""Measure Paceline side by side with the least that anyone could do; `make bench` runs this.
+"""Measure Paceline side by side with the minimal alternative for each task; `make bench` runs this.
 
-Ratios compare two things measured in turns in one process, so that they mean the same on a slow,
-a busy and a fast machine; seconds and megabytes a second do not.
+Ratios compare two programs that are measured in turns in one process, so that they are valid on a
+slow, a busy and a fast machine; seconds and megabytes a second are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         "--published-python", default=sys.executable, help="interpreter with its requirements"
     )
     arguments = parser.parse_args()
-    # One thread each: the base is single-threaded too.
+    # One thread each, because the base is single-threaded too.
     pa.set_cpu_count(1)
     print(
         f"Python {platform.python_version()}, pyarrow {pa.__version__}, "

@@ -1,7 +1,7 @@
-"""How time and memory of a report grow with the session: ``python -m benchmarks.scale``.
+"""Growth of the time and memory of a report with the session: ``python -m benchmarks.scale``.
 
-Each session is analyzed in a process of its own that holds nothing but its columns; memory is what
-comes on top of them.
+Each session is analyzed in a separate process that contains only its columns; memory is the
+increase above them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 
-# Three decades at four stages.
+# Three orders of magnitude of operations, with four stages.
 DP_RANKS: Final = (4, 16, 64, 256, 1024, 4096)
 GROWING: Final = [JobModel(sizes=Sizes(dp=dp, pp=4), microbatches=16, steps=20) for dp in DP_RANKS]
-# 16,384 workers, and as many steps as stay below 30 million operations.
+# 16,384 workers, and the largest number of steps with fewer than 30 million operations.
 LARGEST: Final = JobModel(sizes=Sizes(dp=1024, pp=16), microbatches=32, steps=9)
 _RUNS: Final = 3
 # A report with several causes needs more memory than that of a healthy job.
@@ -45,7 +45,7 @@ _TROUBLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one session took: median and peak over the runs, beyond its columns."""
+    """Time and memory of one session: median and peak over the runs, above its columns."""
 
     job: JobModel
     operations: int
@@ -53,7 +53,7 @@ class Figures:
     peak_bytes: int
 
     def line(self) -> str:
-        """Return the figures for a person."""
+        """Return the figures as a line of text."""
         return (
             f"DP {self.job.sizes.dp:>5} x PP {self.job.sizes.pp:>2} {self.operations:>11,} "
             f"operations: {self.report_s:8.3f} s, {self.report_s / self.operations * 1e9:6.0f} ns "
@@ -81,7 +81,7 @@ def measure_scale(job: JobModel) -> Figures:
 
 
 def _analyze(path: Path) -> None:
-    """Analyze the columns in a file; print seconds and the most bytes beyond the columns."""
+    """Analyze the columns in a file; print seconds, and the peak of bytes above the columns."""
     with path.open("rb") as file:
         trace = pickle.load(file)  # noqa: S301 - our own, of a moment ago
     warm_up()
@@ -96,12 +96,12 @@ def _analyze(path: Path) -> None:
 
 
 def _resident(field: str) -> int:
-    """Return a line of Linux's account of this process's memory, bytes."""
+    """Return a value of Linux's memory statistics of this process, bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    if match is None:
         raise RuntimeError(f"The system does not tell {field}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def main() -> None:

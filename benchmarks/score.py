@@ -1,7 +1,7 @@
-"""Score the diagnosis on synthetic jobs whose causes are known; `make score` runs this.
+"""Score the diagnosis on synthetic jobs with known causes; `make score` runs this.
 
-Jobs come from a seed range of their own, and are larger than those of the seeds below `HELD_OUT`,
-on which the rules were tuned.
+Jobs have seeds of their own range, and are larger than those of the seeds below `HELD_OUT`, on
+which the rules were tuned.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 
 def slowdown_of(session: SyntheticSession | HostSession) -> float:
-    """Return how many times as long a job takes as without its causes."""
+    """Return the ratio of a job's duration to its duration without its causes."""
     if isinstance(session, HostSession):
         return _of_hosts(session)
-    heavy = [one for one in session.injections if isinstance(one, StageImbalance)]
+    heavy = [injection for injection in session.injections if isinstance(injection, StageImbalance)]
     if not heavy:
         return session.truth.slowdown
     job, seed = session.job, session.seed
@@ -54,8 +54,10 @@ def slowdown_of(session: SyntheticSession | HostSession) -> float:
     struck.numbers = step_numbers(job, seed)
     inject(struck, job, heavy, seed)
     for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-        mine = program.of_types(name)
-        even.duration_ns[mine] *= struck.duration_ns[mine].sum() / even.duration_ns[mine].sum()
+        of_type = program.of_types(name)
+        even.duration_ns[of_type] *= (
+            struck.duration_ns[of_type].sum() / even.duration_ns[of_type].sum()
+        )
     even_s = execute(even, job.costs.contention).step_times_ns().sum() / 1e9
     return float(sum(session.truth.step_times_s) / even_s)
 
@@ -70,16 +72,16 @@ def _of_hosts(session: HostSession) -> float:
     return sum(session.truth.step_times_s) / sum(even.truth.step_times_s)
 
 
-# Seeds from here on were never looked at while the rules were made.
+# Seeds from this one on were never used while the rules were tuned.
 HELD_OUT: Final = 1_000_000
 NONE: Final = "none"
-# Jobs that are slower than this count in F1 (paper, section 4).
-# Of a hundred jobs: healthy ones and mixtures of two causes; the rest has one cause.
+# Jobs with a larger slowdown than this count in F1 (paper, section 4). Numbers of healthy jobs, and
+# of jobs with two causes, among a hundred; the others have one cause.
 HEALTHY: Final = 20
 MIXTURES: Final = 15
-# How far a headline may be from the truth, as a share of it.
+# Allowed relative error of a headline.
 NEAR: Final = 0.03
-# Share of the jobs that run as hosts do, and not as the paper's dependency model has it.
+# Share of the jobs that run as real hosts do, and not by the paper's dependency model.
 HOSTS: Final = 0.2
 _WORKER_CAUSES: Final = {
     SLOW_WORKER.name,
@@ -94,7 +96,7 @@ _SHORT: Final = {**{kind.name: kind.word for kind in KINDS.values()}, NONE: NONE
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One job: what is true and what the report says."""
+    """A job: its true causes and slowdown, and those of its report."""
 
     seed: int
     causes: tuple[str, ...]
@@ -108,17 +110,18 @@ class Scored:
     level: str
     way: str | None = None
     headline: float = 1.0
-    # by which the headline is judged: of a heavy stage against its layers evenly divided
+    # true slowdown that the headline is compared with: of a heavy stage, relative to an even
+    # division of its layers
     without_causes: float = 1.0
 
     @property
     def near(self) -> bool:
-        """Return whether the headline is near the truth."""
+        """Return whether the headline is within the allowed error."""
         return abs(self.headline / self.without_causes - 1) <= NEAR
 
 
 def score_job(seed: int) -> Scored:
-    """Draw the job of this seed, analyze it and compare."""
+    """Draw the job of a seed, analyze it, and compare the report with the truth."""
     if stream(seed, "score hosts").random() < HOSTS:
         return _score_host_job(seed)
     rng = stream(seed, "score")
@@ -133,19 +136,19 @@ def score_job(seed: int) -> Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnJob:
-    """A job before it is analyzed; `way` is how its hosts run it, where not as in the paper."""
+    """A job before its analysis; `way` is the hosts' way to run it, None for the paper's model."""
 
     seed: int
     session: SyntheticSession | HostSession
     way: str | None = None
 
     def score(self) -> Scored:
-        """Analyze it and compare."""
+        """Analyze the job and compare the report with the truth."""
         return _score(self.session, self.seed, self.way)
 
 
 def draw_kind(seed: int, cause: str | None) -> DrawnJob:
-    """Draw a job of this seed with a given cause, or healthy."""
+    """Draw the job of a seed with a given cause, or without one."""
     as_hosts = cause is None or cause in HOST_CAUSES
     rng = stream(seed, "score", "kind")
     if as_hosts and rng.random() < HOSTS:
@@ -157,7 +160,7 @@ def draw_kind(seed: int, cause: str | None) -> DrawnJob:
 
 
 def _score_host_job(seed: int) -> Scored:
-    """Score a job as its hosts run it."""
+    """Score a job that runs as real hosts do."""
     rng = stream(seed, "score", "host job")
     way, cause = str(rng.choice(list(WAYS))), str(rng.choice(list(HOST_CAUSES)))
     healthy = bool(rng.integers(100) < HEALTHY)
@@ -167,21 +170,21 @@ def _score_host_job(seed: int) -> Scored:
 
 
 def _score(session: SyntheticSession | HostSession, seed: int, way: str | None = None) -> Scored:
-    """Analyze a session and compare."""
+    """Analyze a session and compare the report with the truth."""
     report = analyze(session.trace).report
     slowdown, headline, without = _slowdowns(session, report)
-    found = report.causes
-    named = tuple(cause.cause for cause in found)
+    causes = report.causes
+    named = tuple(cause.cause for cause in causes)
     return Scored(
         seed=seed,
         causes=session.truth.causes,
         slowdown=slowdown,
         measured=report.slowdown,
         named=named,
-        confidence=tuple(cause.confidence or 0.0 for cause in found),
-        contribution=tuple(cause.contribution or 0.0 for cause in found),
-        worker_right=_worker_right(session.truth.causes, session.truth.workers, found),
-        stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
+        confidence=tuple(cause.confidence or 0.0 for cause in causes),
+        contribution=tuple(cause.contribution or 0.0 for cause in causes),
+        worker_right=_worker_right(session.truth.causes, session.truth.workers, causes),
+        stage_right=_stage_right(session.truth.causes, session.truth.stage, causes),
         level=report.verdict.level,
         way=way,
         headline=headline,
@@ -190,7 +193,7 @@ def _score(session: SyntheticSession | HostSession, seed: int, way: str | None =
 
 
 def true_slowdown_of(session: SyntheticSession | HostSession) -> float:
-    """Return how slow a job is: its steps, or where they are not, the time from one to the next."""
+    """Return a job's slowdown: of its steps, or if these are equal, of the time between steps."""
     between = isinstance(session, SyntheticSession) and BETWEEN_STEPS & set(session.truth.causes)
     return session.truth.turn_slowdown if between else session.truth.slowdown
 
@@ -198,10 +201,10 @@ def true_slowdown_of(session: SyntheticSession | HostSession) -> float:
 def _slowdowns(
     session: SyntheticSession | HostSession, report: Report
 ) -> tuple[float, float, float]:
-    """Return how slow a job is, what its report says, and what that is held against.
+    """Return a job's slowdown, the slowdown of its report, and the true value of the latter.
 
-    What holds a job up between steps is in no headline, but its causes say what it costs of the
-    time. What precedes the first step is not recorded.
+    No headline includes a delay between steps, but its cause states the share of the time that it
+    costs. The time before the first step is not recorded.
     """
     truth = session.truth
     if isinstance(session, HostSession) or not BETWEEN_STEPS & set(truth.causes):
@@ -214,7 +217,7 @@ def _slowdowns(
 
 
 def _compatible(order: Sequence[str]) -> tuple[str, ...]:
-    """Return causes of which two can be told apart: at most one of those of a worker."""
+    """Return causes that can be distinguished: at most one cause of a single worker."""
     chosen: list[str] = []
     for cause in order:
         if cause in _WORKER_CAUSES and _WORKER_CAUSES & set(chosen):
@@ -224,24 +227,24 @@ def _compatible(order: Sequence[str]) -> tuple[str, ...]:
 
 
 def _worker_right(
-    causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[NamedCause]
+    causes: Sequence[str], workers: Sequence[tuple[int, int]], blamed: Sequence[NamedCause]
 ) -> bool | None:
-    """Return whether the worker that is blamed first is at fault; some jobs have several."""
+    """Return whether the worker that is blamed first is a true one; some jobs have several."""
     if len(causes) != 1 or causes[0] not in _WORKER_CAUSES:
         return None
-    named = next((c for c in found if c.cause in _WORKER_CAUSES), None)
+    named = next((c for c in blamed if c.cause in _WORKER_CAUSES), None)
     if named is None:
         return False
     return bool(named.where.workers) and named.where.workers[0] in workers
 
 
 def _stage_right(
-    causes: Sequence[str], stage: int | None, found: Sequence[NamedCause]
+    causes: Sequence[str], stage: int | None, named: Sequence[NamedCause]
 ) -> bool | None:
     name = STAGE_IMBALANCE.name
     if name not in causes:
         return None
-    return any(c.where.stage == stage for c in found if c.cause == name)
+    return any(c.where.stage == stage for c in named if c.cause == name)
 
 
 def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:
@@ -254,12 +257,12 @@ def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:
 
 
 def lead(scored: Scored) -> str:
-    """Return the cause that is named first."""
+    """Return the cause that the report names first."""
     return scored.named[0] if scored.named else NONE
 
 
 def macro_f1(singles: Sequence[Scored]) -> float:
-    """Return the mean over the causes of F1; healthy jobs are among the negatives."""
+    """Return the mean of F1 over the causes; healthy jobs are negatives."""
     scores = []
     for cause in CAUSES:
         true = sum(s.causes == (cause,) for s in singles)
@@ -292,12 +295,12 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
         f1 = f"{macro_f1_of(cause, [*slow, *healthy]):10.3f}" if cause != NONE else ""
         yield f"{_SHORT[cause]:<12}" + "".join(f"{counts[c] or '.':>10}" for c in columns) + f1
     yield ""
-    found = sum(set(s.causes) <= set(s.named) for s in mixtures)
+    complete = sum(set(s.causes) <= set(s.named) for s in mixtures)
     least = sum(bool(set(s.causes) & set(s.named[:1])) for s in mixtures)
     spurious = sum(bool(set(s.named) - set(s.causes) - {UNKNOWN}) for s in [*slow, *mixtures])
     yield (
         f"{len(mixtures)} mixtures of two causes: first cause right in {least}, both named in "
-        f"{found}"
+        f"{complete}"
     )
     sick = len(slow) + len(mixtures)
     yield f"A cause that is not there is named in {spurious} of {sick} slow jobs"
@@ -317,26 +320,26 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
 
 
 def headlines(slow: Sequence[Scored]) -> Iterator[str]:
-    """Yield how near headlines are to the truth, cause by cause."""
+    """Yield the accuracy of headlines by cause."""
     if not slow:
         return
     near = 100 * float(np.mean([s.near for s in slow]))
     yield f"Headline within 3 % of the true slowdown in {near:.1f} % of slow jobs with one cause"
     yield f"  {'':<12}{'jobs':>6}{'headline ÷ true, 5 to 95 %':>30}{'within 3 %':>12}"
     for cause in CAUSES:
-        mine = [s for s in slow if s.causes == (cause,)]
-        if mine:
-            ratio = np.array([s.headline / s.without_causes for s in mine])
+        of_cause = [s for s in slow if s.causes == (cause,)]
+        if of_cause:
+            ratio = np.array([s.headline / s.without_causes for s in of_cause])
             low, middle, high = np.quantile(ratio, (0.05, 0.5, 0.95))
-            share = 100 * float(np.mean([s.near for s in mine]))
+            share = 100 * float(np.mean([s.near for s in of_cause]))
             yield (
-                f"  {_SHORT[cause]:<12}{len(mine):>6}"
+                f"  {_SHORT[cause]:<12}{len(of_cause):>6}"
                 f"{f'{middle:.3f}  {low:.3f} to {high:.3f}':>30}{share:>10.0f} %"
             )
 
 
 def host_jobs(results: Sequence[Scored]) -> Iterator[str]:
-    """Yield how jobs are told that run as their hosts do."""
+    """Yield the accuracy of reports on jobs that run as real hosts do."""
     if not results:
         return
     slow = [s for s in results if s.causes and s.slowdown >= STRAGGLING]
@@ -352,7 +355,7 @@ def host_jobs(results: Sequence[Scored]) -> Iterator[str]:
 
 
 def macro_f1_of(cause: str, singles: Sequence[Scored]) -> float:
-    """Return F1 of one cause."""
+    """Return F1 of a cause."""
     true = sum(s.causes == (cause,) for s in singles)
     named = sum(lead(s) == cause for s in singles)
     both = sum(s.causes == (cause,) and lead(s) == cause for s in singles)
@@ -360,7 +363,7 @@ def macro_f1_of(cause: str, singles: Sequence[Scored]) -> float:
 
 
 def calibration(results: Sequence[Scored]) -> Iterator[str]:
-    """Yield how often causes of a confidence are there."""
+    """Yield the share of true causes for each level of confidence."""
     pairs = [
         (sure, cause in s.causes)
         for s in results
@@ -370,7 +373,7 @@ def calibration(results: Sequence[Scored]) -> Iterator[str]:
     bounds = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
     yield "Confidence, causes named with it, share of them that are there"
     for low, high in pairwise(bounds):
-        hits = [there for sure, there in pairs if low <= sure < high]
+        hits = [present for sure, present in pairs if low <= sure < high]
         if hits:
             share = 100 * float(np.mean(hits))
             yield f"  {low:.2f} to {min(high, 1.0):.2f} {len(hits):6d} {share:7.1f} %"

@@ -1,7 +1,8 @@
-"""Move each threshold of the diagnosis by 20 % and say which verdicts change; `make sensitivity`.
+"""Change each threshold of the diagnosis by 20 % and list the changed verdicts; `make sensitivity`.
 
-Jobs are decoded and replayed once, and only what judges runs again, diagnosis and budget or who is
-waited for: for the thresholds that it has read of a job, as no other can change its verdict.
+Jobs are decoded and replayed once; only the diagnosis, the budget and the search for late ranks run
+again, with those thresholds that they have read for the job, because no other threshold can change
+its verdict.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from benchmarks.score import draw_kind
 PAGE: Final = Path("docs/diagnosis.md")
 BEGIN, END = "<!-- sensitivity -->", "<!-- end of sensitivity -->"
 FACTORS: Final = (0.8, 1.2)
-# Scenarios, which are plain cases, and drawn jobs of each cause, many of which are little slower.
+# Scenarios, which are plain cases, and drawn jobs of each cause, many of which are slightly slow.
 _DRAWN: Final = {
     f"{cause or 'healthy'} {seed}": (seed, cause)
     for cause in (*CAUSES, None)
@@ -49,12 +50,12 @@ _DRAWN: Final = {
 SYNTHETIC: Final = (*ALL_SCENARIOS, *_DRAWN)
 
 
-# What holds thresholds: of causes, within steps and between them, and of who is waited for.
+# Modules with thresholds: causes within steps and between them, and late ranks at collectives.
 _PACKAGES: Final = (diagnosis, budget, arrivals)
 
 
 class Verdict(NamedTuple):
-    """What must not hang on a constant: the level, the first cause and the workers of that."""
+    """The part of a verdict that must not depend on a constant: level, first cause, workers."""
 
     level: str
     cause: str | None
@@ -62,7 +63,7 @@ class Verdict(NamedTuple):
 
 
 class WaitedFor(NamedTuple):
-    """The same of ranks that meet: which one others wait for, if any."""
+    """The same for ranks at collectives: the rank that others wait for, if any."""
 
     rank: int | None
 
@@ -75,7 +76,7 @@ class Threshold(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A verdict of a job that is another one with a moved threshold."""
+    """A job whose verdict changes with a changed threshold."""
 
     threshold: Threshold
     factor: float
@@ -83,7 +84,7 @@ class Change(NamedTuple):
 
 
 class _Recorded:
-    """Thresholds that note which of them are read."""
+    """Thresholds that record which of their fields are read."""
 
     def __init__(self, module: ModuleType, read: set[Threshold]) -> None:
         self._thresholds, self._module, self._read = module.THRESHOLDS, module.__name__, read
@@ -94,22 +95,22 @@ class _Recorded:
 
 
 def thresholds() -> dict[str, Any]:
-    """Return the thresholds of all that judges, by module."""
+    """Return all thresholds, by module."""
     names = [
-        found.name
+        entry.name
         for package in _PACKAGES
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     modules = {name: importlib.import_module(name) for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "THRESHOLDS")}
 
 
 def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
-    """Return the verdict of a session as its report has it."""
-    found = diagnose(Observation(trace, replayed.main), replayed, metrics)
+    """Return the verdict in the report of a session."""
+    diagnosis = diagnose(Observation(trace, replayed.main), replayed, metrics)
     unseen = unseen_waiting(replayed.layout)
-    causes = () if unseen else found.causes_within(DISCREPANCY_LIMIT)
-    shown = headline(metrics, (metrics.slowdown, metrics.slowdown), found, causes)
+    causes = () if unseen else diagnosis.causes_within(DISCREPANCY_LIMIT)
+    shown = headline(metrics, (metrics.slowdown, metrics.slowdown), diagnosis, causes)
     job = JobFacts(
         trace.meta.hosts,
         replayed.layout.ranks.tolist(),
@@ -126,25 +127,25 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
         shown,
         DISCREPANCY_LIMIT,
         shares=shares,
-        between=found.between,
-        turn_s=found.turn_s,
+        between=diagnosis.between,
+        turn_s=diagnosis.turn_s,
         withheld=withheld,
     )
-    every = all_causes(causes, found.between, found.lost_s)
+    every = all_causes(causes, diagnosis.between, diagnosis.lost_s)
     if not every:
         return Verdict(said.level, None, ())
     return Verdict(said.level, every[0].cause, every[0].where.workers)
 
 
 def waited_for(trace: Trace, replayed: Replayed) -> WaitedFor:
-    """Return which rank keeps others waiting, as the report of a session has it."""
-    found = arrivals_of(trace, replayed.steps.tolist()).arrivals
-    return WaitedFor(found.worst.rank if found is not None and found.straggles else None)
+    """Return the rank that others wait for, as in the report of a session."""
+    arrivals = arrivals_of(trace, replayed.steps.tolist()).arrivals
+    return WaitedFor(arrivals.worst.rank if arrivals is not None and arrivals.straggles else None)
 
 
 @contextmanager
 def standing_in(module: ModuleType, thresholds: object) -> Iterator[None]:
-    """Let a module decide by other thresholds."""
+    """Replace the thresholds of a module while the context is open."""
     own = module.THRESHOLDS
     module.THRESHOLDS = thresholds  # type: ignore[attr-defined]
     try:
@@ -154,14 +155,14 @@ def standing_in(module: ModuleType, thresholds: object) -> Iterator[None]:
 
 
 def moved(value: float, factor: float) -> float:
-    """Return a threshold times a factor; a count by one at least."""
+    """Return a threshold times a factor; a count changes by at least one."""
     if isinstance(value, int):
         return value + max(round(abs(value * (factor - 1))), 1) * (1 if factor > 1 else -1)
     return value * factor
 
 
 def changes_of(job: str, folders: Sequence[Path]) -> list[Change]:
-    """Return which verdicts of a job change."""
+    """Return the changed verdicts of a job."""
     trace = _trace(job, folders)
     replayed = prepare_replay(trace)
     metrics = measure(replayed)
@@ -169,11 +170,11 @@ def changes_of(job: str, folders: Sequence[Path]) -> list[Change]:
         lambda: judge(trace, replayed, metrics),
         lambda: waited_for(trace, replayed),
     )
-    return [change for one in judges for change in _changes(job, one)]
+    return [change for judge_ in judges for change in _changes(job, judge_)]
 
 
 def _changes(job: str, judged: Callable[[], NamedTuple]) -> Iterator[Change]:
-    """Yield which moved thresholds lead to another verdict, of those that it reads."""
+    """Yield the changes that change the verdict, among the thresholds that the analysis reads."""
     modules, read = thresholds(), set[Threshold]()
     own = {name: module.THRESHOLDS for name, module in modules.items()}
     for module in modules.values():
@@ -194,7 +195,7 @@ def _changes(job: str, judged: Callable[[], NamedTuple]) -> Iterator[Change]:
 
 
 def recorded(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the traces in folders, by name."""
+    """Return the recorded traces in folders, by name."""
     patterns = ("*.ndjson", "*.ndjson.gz", "*.parquet")
     return {
         path.name.split(".")[0]: path
@@ -215,7 +216,7 @@ def _trace(job: str, folders: Sequence[Path]) -> Trace:
 
 
 def table(changes: Sequence[Change], real: int) -> str:
-    """Return the thresholds that change a verdict, and how many change none."""
+    """Return a table of the thresholds that change a verdict, and the number of the others."""
     every = {
         Threshold(module, field.name)
         for module, values in thresholds().items()
@@ -243,14 +244,14 @@ def table(changes: Sequence[Change], real: int) -> str:
 
 
 def main() -> None:
-    """Write the table into the page of the diagnosis."""
+    """Write the table into docs/diagnosis.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="folders with recorded traces")
     folders = parser.parse_args().folders
     real = recorded(folders)
     with get_context("spawn").Pool() as pool:
-        found = pool.map(partial(changes_of, folders=folders), [*real, *SYNTHETIC], chunksize=1)
-    text = table([change for of_job in found for change in of_job], len(real))
+        results = pool.map(partial(changes_of, folders=folders), [*real, *SYNTHETIC], chunksize=1)
+    text = table([change for of_job in results for change in of_job], len(real))
     page = PAGE.read_text()
     before, after = page[: page.index(BEGIN)], page[page.index(END) :]
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{after}")

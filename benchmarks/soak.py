@@ -1,11 +1,11 @@
-"""Soak of the alerts: many flapping incidents, workers that are killed, channels that fail.
+"""Soak test of alerts: many flapping incidents, killed workers, failing channels.
 
 The whole path is real: PostgreSQL, the sweeper, the broker, worker processes that are killed with
-SIGKILL every few seconds, HTTP to a receiver that fails as receivers do. Only time is made shorter:
-the intervals of groups are seconds, and what waits for a later attempt waits a second or two.
+SIGKILL every few seconds, and HTTP to a receiver that fails in the usual ways. Only times are
+shorter: intervals of groups are seconds, and later attempts wait a second or two.
 
-Judged is what the receiver heard (`benchmarks.soak_judge`). Prints, last,
-``due 1234, delivered 1234, lost 0, out of order 0``, and fails on anything else.
+The messages that the receiver accepted are judged (`benchmarks.soak_judge`). The last line is
+``due 1234, delivered 1234, lost 0, out of order 0``; other results fail.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WORKERS: Final = 3
 KILL_EVERY_S: Final = 4.0
 CAUSES: Final = 4
 
-# Table, change, and of which rows.
+# Updates that shorten waits: table, change, and condition of the rows.
 HURRIED: Final = (
     (
         "alert_delivery",
@@ -62,7 +62,7 @@ HURRIED: Final = (
         "state = 'waiting' AND next_attempt_at > now() + interval '2 s'",
     ),
     ("alert_channel", "hold_until = NULL", "hold_until > now() + interval '1 s'"),
-    # A minute of a storm is two seconds, so that messages go alone and in digests by turns.
+    # A minute of the storm limit is two seconds, so that single messages and digests alternate.
     (
         "alert_delivery",
         "started_at = started_at - interval '1 h'",
@@ -70,7 +70,7 @@ HURRIED: Final = (
     ),
 )
 
-# What is waited for at the end, and how long without any progress before it counts as lost.
+# Rows that the end waits for, and the time without progress after which they count as lost.
 STALLED_S: Final = 120.0
 
 RULE: Final = Rule(uuid.uuid4(), "Soak", CauseFound(0.9, 0.8), consecutive=1, clear_sessions=1)
@@ -79,8 +79,8 @@ RULE: Final = Rule(uuid.uuid4(), "Soak", CauseFound(0.9, 0.8), consecutive=1, cl
 class Workers:
     """Worker processes of the queue `io`; every few seconds the oldest is killed.
 
-    Only one that takes messages, and only where another one does: on a busy machine a worker needs
-    seconds to start, and killing those that have not started would test nothing.
+    Only a worker that takes messages is killed, and only if another one does: on a busy machine a
+    worker needs seconds to start, and killing workers before that would test nothing.
     """
 
     def __init__(self, container: Container, log: Path) -> None:
@@ -91,12 +91,12 @@ class Workers:
         self.killed = 0
 
     def start(self) -> None:
-        """Start them, and their trouble."""
+        """Start the workers, and the thread that kills them."""
         self._running = [self._start() for _ in range(WORKERS)]
         self._thread.start()
 
     def stop(self) -> None:
-        """End them all."""
+        """Stop the thread and all workers."""
         self._stop.set()
         self._thread.join()
         for worker in self._running:
@@ -119,7 +119,7 @@ class Workers:
 
 @contextlib.contextmanager
 def background(container: Container) -> Iterator[None]:
-    """Sweep, and make waiting shorter, while the context lasts."""
+    """Sweep, and shorten waits, while the context is open."""
     done = threading.Event()
 
     def run() -> None:
@@ -137,10 +137,10 @@ def background(container: Container) -> Iterator[None]:
 
 
 def hurry(container: Container) -> None:
-    """Let what waits for minutes and hours wait for a second or two.
+    """Shorten waits of minutes and hours to a second or two.
 
-    Each in a transaction of its own, and without what a worker works on: workers take rows in an
-    order of theirs, and who waits for them here with rows in hand would be a deadlock.
+    Each row is changed in its own transaction, and rows that a worker has locked are skipped:
+    workers lock rows in their own order, so that a transaction that holds several could deadlock.
     """
     for table, change, which in HURRIED:
         with container.engine.begin() as connection:
@@ -153,7 +153,7 @@ def hurry(container: Container) -> None:
 
 
 def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
-    """Make channels, one rule, and jobs; return the jobs."""
+    """Create channels, one rule, and jobs; return the jobs."""
     with container.reading() as tx:
         rules = load_rules(tx)
     for rule in rules:
@@ -169,7 +169,7 @@ def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
 
 
 def produce(container: Container, jobs: list[int], incidents: int, seed: int) -> Made:
-    """Let jobs get slow and fast again until there were `incidents` incidents."""
+    """Make jobs slow and fast in turns until there were `incidents` incidents."""
     choice = random.Random(seed)  # noqa: S311 - a flapping job
     numbers: Counter[int] = Counter()
     slow: dict[int, frozenset[int]] = {}
@@ -195,15 +195,15 @@ def produce(container: Container, jobs: list[int], incidents: int, seed: int) ->
 
 
 def _host(job: str, cause: int) -> str:
-    # Of each job its own: what several jobs blame on one machine would be one incident.
+    # Each job has its own host, because several jobs that blame one host share an incident.
     return f"{job}-node-{cause}"
 
 
 def _session(container: Container, job_id: int, number: int, causes: frozenset[int]) -> None:
-    """Store what the analysis of a session leaves for alerts, and evaluate it."""
+    """Store the rows that an analysis of a session writes for alerts, and evaluate the rules."""
     with container.uow() as tx:
         name = tx.session.execute(select(Job.name).where(Job.id == job_id)).scalar_one()
-        found = Facts(
+        facts = Facts(
             session=uuid.uuid4(),
             job=name,
             attempt=1,
@@ -215,11 +215,11 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
                 for cause in causes
             ),
         )
-        evaluate_session(container, tx, job_id, found)
+        evaluate_session(container, tx, job_id, facts)
 
 
 def drain(container: Container) -> None:
-    """Wait until nothing is to be told and nothing is under way, or nothing moves any more."""
+    """Wait until no message is due and no delivery is under way, or until there is no progress."""
     last, since_s = "", time.monotonic()
     while True:
         with container.uow() as tx:
@@ -244,7 +244,7 @@ def drain(container: Container) -> None:
 
 
 def run(incidents: int, jobs: int, seed: int, directory: Path, receiver: Receiver) -> Verdict:
-    """Do all of it, print what was done, and return what came of it."""
+    """Run the soak test, print its actions, and return the verdict."""
     directory.chmod(0o711)  # the database's account passes through it
     with (
         EmbeddedPostgres(directory / "data", durable=False) as postgres,
@@ -294,13 +294,13 @@ def run(incidents: int, jobs: int, seed: int, directory: Path, receiver: Receive
 
 
 def main() -> None:
-    """Run the soak; exit status 1 if anything was lost or came out of order."""
+    """Run the soak test; exit status 1 if a message was lost or came out of order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--incidents", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    # Ended from outside, it ends its workers and its database too.
+    # On SIGTERM the test stops its workers and its database too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as directory:
         receiver = Receiver(FAILING, arguments.seed)

@@ -1,10 +1,10 @@
-"""The receiver and the judge of the soak.
+"""The receiver and the judge of the soak test.
 
-The receiver fails as receivers do, and keeps what it took in which order. The judge compares that
-with what was done to the jobs. A delivery is due unless it is superseded; of those that ride with a
-digest, the digest is. Lost is one that is due and was not taken, one that came again with other
-words, an incident that was never opened, and every incident about which the receiver is wrong in
-the end.
+The receiver fails in the usual ways, and stores the accepted messages in order. The judge compares
+them with the incidents of the jobs. A delivery is due unless it is superseded; for a delivery that
+is part of a digest, the digest is due. Lost are: a due delivery that was not accepted, one that was
+repeated with other content, an incident that was never opened, and every incident whose final state
+differs at the receiver.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 Failures = Sequence[tuple[str, int]]
 
-# Longer than an attempt may take in the soak.
+# Longer than the time limit of an attempt in the soak test.
 HANG_S: Final = 2.5
 
-# Ways to fail, and how often each of them among the failures.
+# Kinds of failures, and the relative frequency of each.
 FAILURES: Final[Failures] = (
     ("refused", 40),
     ("behind", 25),
@@ -46,20 +46,20 @@ FAILURES: Final[Failures] = (
 
 
 @dataclass
-class Heard:
-    """What came to one channel of one group.
+class ChannelMessages:
+    """Messages to one channel about one group.
 
     Parameters
     ----------
     bodies : mapping of str to bytes
-        By id.
+        Messages by id.
     firing : mapping of str to int
-        Incidents by their address that are believed to be going on, and the number of the message
-        that last said so.
+        Addresses of the incidents that are firing by the messages, each with the number of the
+        latest message about it.
     highest : int
-        The highest number so far; a digest has the number of one of its groups alone.
+        Highest message number; a digest has the number of only one of its groups.
     latest : str
-        The id of what came last.
+        Id of the latest message.
     """
 
     bodies: dict[str, bytes] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class Receiver(PostServer):
         Share of the requests that fail.
     seed : int
     failures : sequence of pair of str and int
-        See `FAILURES`; in addition to those there is ``unheard``: the answer is good, and the
-        message is thrown away.
+        See `FAILURES`; additionally ``unheard``: the answer is a success, but the message is
+        discarded.
     """
 
     def __init__(self, failing: float, seed: int, failures: Failures = FAILURES) -> None:
         super().__init__()
         self.failing = failing
         self.failures = failures
-        self.heard: dict[tuple[str, str], Heard] = {}
+        self.messages: dict[tuple[str, str], ChannelMessages] = {}
         self.acknowledged: set[str] = set()
         self.requests = self.failed = self.repeated = self.out_of_order = self.changed = 0
         self.digests: set[str] = set()
@@ -97,7 +97,7 @@ class Receiver(PostServer):
         return f"http://127.0.0.1:{self.port}/{channel}"
 
     def take(self, got: Got) -> Reply | None:
-        """Fail or hear a request."""
+        """Fail, or accept a request."""
         with self._lock:
             self.requests += 1
             way = self._way()
@@ -131,28 +131,28 @@ class Receiver(PostServer):
         if of_one is None:
             self.digests.add(id_)
         jobs = [of_one or alert["labels"]["job"] for alert in document["alerts"]]
-        found = {job: self.heard.setdefault((got.path, job), Heard()) for job in jobs}
-        again = [heard for heard in found.values() if id_ in heard.bodies]
+        by_job = {job: self.messages.setdefault((got.path, job), ChannelMessages()) for job in jobs}
+        again = [messages for messages in by_job.values() if id_ in messages.bodies]
         self.repeated += bool(again)
-        self.changed += any(heard.bodies[id_] != got.body for heard in again)
-        late = [heard for heard in again if heard.latest != id_]
+        self.changed += any(messages.bodies[id_] != got.body for messages in again)
+        late = [messages for messages in again if messages.latest != id_]
         if of_one is not None and not again:
-            # An older one than what was heard already.
-            late += [heard for heard in found.values() if number <= heard.highest]
+            # An older message than the latest one arrived out of order.
+            late += [messages for messages in by_job.values() if number <= messages.highest]
         if late:
             self.out_of_order += 1
         for job, alert in zip(jobs, document["alerts"], strict=True):
-            heard = found[job]
-            if any(heard is one for one in late) and (again or number < heard.highest):
+            messages = by_job[job]
+            if any(messages is other for other in late) and (again or number < messages.highest):
                 continue
-            heard.bodies[id_], heard.latest = got.body, id_
+            messages.bodies[id_], messages.latest = got.body, id_
             if of_one is not None:
-                heard.highest = max(heard.highest, number)
+                messages.highest = max(messages.highest, number)
             incident = alert["annotations"]["incident"].rpartition("/")[2]
             if alert["status"] == "firing":
-                heard.firing[incident] = number
+                messages.firing[incident] = number
             else:
-                heard.firing.pop(incident, None)
+                messages.firing.pop(incident, None)
 
 
 CHANNELS: Final = ("first", "second", "third")
@@ -160,14 +160,14 @@ CHANNELS: Final = ("first", "second", "third")
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was done to the jobs, which is the truth that all is judged by.
+    """The true incidents and slow hosts of the jobs, for comparison.
 
     Parameters
     ----------
     incidents : int
-        How many there have been.
+        Number of incidents.
     slow : mapping of str to frozenset of str
-        Hosts that are slow in the end, by job.
+        Hosts that are slow at the end, by job.
     """
 
     incidents: int
@@ -176,7 +176,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of it."""
+    """Result of the soak test."""
 
     due: int
     delivered: int
@@ -185,7 +185,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """Return the line that is printed last."""
+        """Return the last printed line."""
         return (
             f"due {self.due}, delivered {self.delivered}, lost {self.lost}, "
             f"out of order {self.out_of_order}"
@@ -193,17 +193,17 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Return whether all that was due arrived, in order."""
+        """Return whether all due messages arrived in order."""
         return self.due == self.delivered > 0 and self.lost == 0 == self.out_of_order
 
 
 def judge(container: Container, receiver: Receiver, made: Made) -> Verdict:
-    """Compare what was due with what the receiver heard."""
+    """Compare the due messages with the received ones."""
     with container.uow() as tx:
         due = {
             f"msg_{id_.hex}"
             for id_ in tx.session.execute(
-                # What rides with a digest is heard under the digest's id.
+                # Messages that are part of a digest are received under the digest's id.
                 select(func.coalesce(AlertDelivery.digest_id, AlertDelivery.id)).where(
                     AlertDelivery.state != "superseded"
                 )
@@ -221,7 +221,7 @@ def judge(container: Container, receiver: Receiver, made: Made) -> Verdict:
 
 
 def _not_opened(container: Container, receiver: Receiver, made: Made) -> int:
-    """Count the incidents that were not opened, and those that channels are wrong about."""
+    """Count the incidents that were not opened, and those whose state differs at a channel."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(Job.name, AlertIncident)
@@ -245,8 +245,8 @@ def _not_opened(container: Container, receiver: Receiver, made: Made) -> int:
 
 
 def _wrong_beliefs(receiver: Receiver, channel: str, job: str, present: set[str]) -> int:
-    heard = receiver.heard.get((f"/{channel}", job))
-    believed = set(heard.firing) if heard else set()
+    messages = receiver.messages.get((f"/{channel}", job))
+    believed = set(messages.firing) if messages else set()
     if believed != present:
         _say(
             f"{channel}, {job}: {len(present - believed)} not known, "

@@ -1,4 +1,4 @@
-"""The traces that are measured: AR, and AR tiled 16 and 48 times along DP."""
+"""The measured traces: AR, and AR repeated 16 and 48 times along DP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MORE_TILES: Final = 48
 REFERENCE: Final = "PACELINE_REFERENCE_DATA"
 ADDRESS: Final = "https://github.com/ByteDance-Seed/StragglerAnalysis"
 
-# What AR is: jobs of this size take its place where it is not there.
+# Sizes of AR: synthetic jobs of these sizes replace it if it is not available.
 _AR_SIZES: Final = Sizes(dp=4, pp=4, tp=4)
 _AR_STEPS: Final = 44
 _AR_MICROBATCHES: Final = 32
@@ -54,7 +54,7 @@ def make_traces(directory: Path) -> list[BenchTrace]:
 
 
 def make_growing(directory: Path) -> tuple[BenchTrace, BenchTrace]:
-    """Return a job with `TILES` and with `MORE_TILES` times as many DP ranks, as files."""
+    """Return a job repeated `TILES` and `MORE_TILES` times along DP, as files."""
     reference = os.environ.get(REFERENCE)
     if not reference:
         return _synthetic(directory, TILES), _synthetic(directory, MORE_TILES)
@@ -69,7 +69,7 @@ def _published(directory: Path, name: str) -> BenchTrace:
 
 
 def _tiled(published: BenchTrace, directory: Path, tiles: int) -> BenchTrace:
-    """Write the job as it would be with `tiles` times as many DP ranks, all of them alike."""
+    """Write the job with its DP ranks repeated `tiles` times."""
     sizes = published.meta.sizes
     many = replace(sizes, dp=sizes.dp * tiles)
     table = pq.read_table(published.path)
@@ -92,7 +92,7 @@ def _tiled(published: BenchTrace, directory: Path, tiles: int) -> BenchTrace:
 
 
 def _replaced(table: pa.Table, name: str, values: NDArray[np.int64], *, most: int) -> pa.Table:
-    """Return the table with other values; of the column's own type where all up to `most` fit."""
+    """Return the table with other values, in the column's type if it holds values up to `most`."""
     at = table.schema.get_field_index(name)
     kept = table.schema.field(at).type
     fits = most <= np.iinfo(kept.to_pandas_dtype()).max

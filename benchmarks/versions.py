@@ -1,8 +1,8 @@
-"""Reports of this version against those of another: ``python -m benchmarks.versions DIR``.
+"""Times of reports of this version and of another one: ``python -m benchmarks.versions DIR``.
 
-DIR is a checkout of the other one, whose source runs in this interpreter with the packages that are
-installed. A process of each reports and decodes the same files in turns; processor time counts.
-Both are held against the same decoding, which is pyarrow's.
+DIR is a checkout of the other version, whose source runs in this interpreter with the installed
+packages. One process of each version reports and decodes the same files in turns; processor time
+counts. Both are divided by the same time of decoding by pyarrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from benchmarks.traces import BenchTrace, make_traces
 _TURNS: Final = 15
 _HERE: Final = Path(__file__).resolve().parent.parent
 
-# One line of a file and its metadata brings the times of a report and of decoding, s.
+# The process reads paths of a file and its metadata, a line each pair, and prints the times of a
+# report and of decoding, s.
 _DRIVER: Final = """
 import gc, json, sys, time
 from pathlib import Path
@@ -63,47 +64,50 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Processor seconds of one version's reports, and of decoding with each."""
+    """Processor seconds of one version's reports, and of decoding after each."""
 
     report_s: tuple[float, ...]
     decode_s: tuple[float, ...]
 
     def over(self, decode_s: tuple[float, ...]) -> float:
-        """Return report over decoding, of medians."""
+        """Return the median report time over the median decoding time."""
         return statistics.median(self.report_s) / statistics.median(decode_s)
 
 
 def measure_versions(other: Path, traces: list[BenchTrace], turns: int) -> Iterator[str]:
     """Yield a line for each trace with both versions' report over decoding."""
-    with _process(_HERE) as ours, _process(other) as theirs:
+    with _process(_HERE) as ours, _process(other) as other_process:
         for trace in traces:
-            pairs = _in_turns(ours, theirs, trace, turns)
-            mine, base = (_Times(*zip(*times, strict=True)) for times in zip(*pairs, strict=True))
-            # pyarrow decodes for both; the garbage of which process is collected first is neither's
-            both_s = mine.decode_s + base.decode_s
-            against = [new / old for new, old in zip(mine.report_s, base.report_s, strict=True)]
+            pairs = _in_turns(ours, other_process, trace, turns)
+            reports, base = (
+                _Times(*zip(*times, strict=True)) for times in zip(*pairs, strict=True)
+            )
+            # pyarrow decodes for both versions; the other version's garbage must not count, so it
+            # is collected before.
+            both_s = reports.decode_s + base.decode_s
+            against = [new / old for new, old in zip(reports.report_s, base.report_s, strict=True)]
             low, middle, high = statistics.quantiles(against, n=4)
             yield (
                 f"{trace.name:<12} {trace.operations:>9,} operations: report over decoding "
-                f"{mine.over(both_s):.2f}, the other {base.over(both_s):.2f}; reports alone "
-                f"{min(mine.report_s) / min(base.report_s):.3f} at best, "
+                f"{reports.over(both_s):.2f}, the other {base.over(both_s):.2f}; reports alone "
+                f"{min(reports.report_s) / min(base.report_s):.3f} at best, "
                 f"{middle:.3f} in pairs (quartiles {low:.3f} to {high:.3f}); "
-                f"best {min(mine.report_s) * 1e3:.1f} and {min(base.report_s) * 1e3:.1f} ms"
+                f"best {min(reports.report_s) * 1e3:.1f} and {min(base.report_s) * 1e3:.1f} ms"
             )
 
 
 def _in_turns(
-    ours: subprocess.Popen[str], theirs: subprocess.Popen[str], trace: BenchTrace, turns: int
+    ours: subprocess.Popen[str], other: subprocess.Popen[str], trace: BenchTrace, turns: int
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Return what both took, each first as often as second, after one unmeasured turn."""
+    """Return the times of both versions, each first equally often, after one unmeasured turn."""
     pairs = []
     for turn in range(-1, turns):
         if turn % 2:
-            old = _ask(theirs, trace)
+            old = _ask(other, trace)
             pairs.append((_ask(ours, trace), old))
         else:
             new = _ask(ours, trace)
-            pairs.append((new, _ask(theirs, trace)))
+            pairs.append((new, _ask(other, trace)))
     return pairs[1:]
 
 
@@ -138,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-        traces = [one for one in make_traces(Path(directory)) if arguments.only in one.name]
+        traces = [trace for trace in make_traces(Path(directory)) if arguments.only in trace.name]
         for line in measure_versions(arguments.other.resolve(), traces, arguments.turns):
             print(line, flush=True)
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions on a connection handed in, or on PACELINE_DATABASE_URL."""
+"""Entry point of Alembic: runs revisions on a given connection, or on PACELINE_DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for _module in _TABLES:
 
 
 def run(connection: Connection) -> None:
-    """Run what was asked for in one transaction: a revision that fails leaves nothing behind."""
+    """Run the requested revisions in one transaction, so that a failed revision changes nothing."""
     context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
     with context.begin_transaction():
         context.run_migrations()

@@ -1,7 +1,7 @@
-"""Adapts the pages of docs/ for the site: hooks of MkDocs.
+"""Hooks of MkDocs that adapt the pages of docs/ for the site.
 
-The pages are read in the repository as well, where other files are next to them and an image of a
-theme is none: what only the site needs is done here.
+The pages are also read in the repository, where links lead to other files and an image cannot
+depend on a theme; changes that only the site needs are made here.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 STATIC: Final = Path(__file__).parents[1] / "frontend" / "static"
-# What the site takes of the dashboard.
+# Files of the dashboard that the site uses.
 SHARED: Final = {
     "assets/tokens.css": STATIC / "css" / "tokens.css",
     "assets/theme.js": STATIC / "js" / "theme.js",
     "assets/icon.svg": STATIC / "img" / "icon.svg",
 }
-# What MkDocs adds for search and search engines, and nothing here reads.
+# Files for search and search engines that MkDocs adds and no page uses.
 UNUSED: Final = (
     *("search/main.js", "search/worker.js", "search/lunr.js"),
     *("sitemap.xml", "sitemap.xml.gz"),
 )
 
-# Pages that end with the fields of a document, generated from its types.
+# Pages with a list of a document's fields at their end, generated from its types.
 REFERENCES: Final = {
     "report.md": Reference((Report,)),
     "plan.md": Reference((PlanDocument, JobDocument, SimulatedIteration)),
     "mitigation.md": Reference((MitigationDocument,)),
 }
 
-# Links to what is outside the documentation: the site does not have it.
+# Links to files outside of docs/, which the site does not contain.
 _OUTSIDE: Final = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
-# What may be wider than the page scrolls by itself, and so has to be reached by the keyboard.
+# Elements that may be wider than the page: they scroll, so the keyboard must be able to reach them.
 _TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
 _SCROLLED: Final = '<div class="scroll" role="region" aria-label="Table {}" tabindex="0">{}</div>'
 
@@ -78,11 +78,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN40
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
-    """Let wide tables and code scroll, also by the keyboard, and terms be linked to."""
+    """Make wide tables and code scrollable by the keyboard, and give terms an anchor."""
     if page.file.src_uri == "glossary.md":
-        html = _TERM.sub(lambda found: f'<tr>\n<td id="{_anchor(found[1])}">{found[1]}</td>', html)
+        html = _TERM.sub(lambda match: f'<tr>\n<td id="{_anchor(match[1])}">{match[1]}</td>', html)
     numbers = itertools.count(1)
-    html = _TABLE.sub(lambda found: _SCROLLED.format(next(numbers), found[0]), html)
+    html = _TABLE.sub(lambda match: _SCROLLED.format(next(numbers), match[0]), html)
     return html.replace("<pre>", '<pre tabindex="0">')
 
 

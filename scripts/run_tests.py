@@ -5,8 +5,8 @@ processes on as few as two cores, where one of them is sometimes late. At most s
 repeated, in one process, and printed; a test that fails again has failed. Random examples are the
 same in every run, so a failure that depends on them is repeated.
 
-Where another command runs at the same time, ``scripts.run_with`` names a file in the
-environment: the failed tests are written there, and it repeats them once both have ended.
+If another command runs at the same time, ``scripts.run_with`` names a file in the environment: the
+failed tests are written into it, and ``scripts.run_with`` repeats them after both have ended.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-# With more failures, none is repeated.
+# With more failures than this, no test is repeated.
 REPEATED_AT_MOST = 16
 
 TESTS_FAILED = 1
 
-# Where failed tests are written, one a line, that are repeated by another process.
+# Environment variable that names the file of failed tests, one a line, for another process to
+# repeat.
 REPEATED_LATER = "TESTS_REPEATED_LATER"
 
 
 def main(arguments: list[str]) -> int:
-    """Return pytest's exit status: of the run, or of the repetition where there was one."""
+    """Return pytest's exit status: of the repetition if there was one, otherwise of the run."""
     with tempfile.TemporaryDirectory() as directory:
-        # Next to nothing else: an older run's failures are not this run's.
+        # An empty cache, so that failures of an earlier run are not repeated.
         cache = ["--override-ini", f"cache_dir={directory}"]
         status = _pytest(*cache, *arguments)
         failed = _failed(Path(directory)) if status == TESTS_FAILED else []
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
         return status
     if not any(argument.startswith("--cov") for argument in arguments):
         return 0
-    # The first run's figure, which its failure covered up.
+    # The coverage of the first run, whose check the test failures have prevented.
     return subprocess.run([sys.executable, "-m", "coverage", "report"], check=False).returncode
 
 

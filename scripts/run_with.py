@@ -1,9 +1,9 @@
-"""Run a command whose times matter, and at the same time one of lower priority.
+"""Run a command whose times matter, and at the same time another one at lower priority.
 
-``python -m scripts.run_with FIRST... --- SECOND...``. The first one waits most of the time, but
-must not wait for a processor: the second one gets what is left of them. What the first one says is
-printed after the second one's words; the status is that of the first of them that failed. Tests
-that failed in either are repeated once both have ended (``scripts.run_tests``).
+``python -m scripts.run_with FIRST... --- SECOND...``. The first command is mostly idle but must not
+wait for a processor; the second one gets the remaining processor time. The output of the first is
+printed after that of the second; the exit status is that of the first of them that failed. Tests
+that failed in either are repeated after both have ended (``scripts.run_tests``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NICENESS = 19
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status of both: 0 where both, and what was repeated, succeeded."""
+    """Return the exit status of both commands: 0 if both, and the repeated tests, succeeded."""
     between = arguments.index(BETWEEN)
     with tempfile.TemporaryDirectory() as directory:
         later = Path(directory) / "failed"
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 
 def at_once(first: list[str], second: list[str], environment: dict[str, str]) -> int:
-    """Run both and return the exit status of the first of them that failed, or 0."""
+    """Run both commands and return the exit status of the first of them that failed, or 0."""
     with tempfile.TemporaryFile() as words:
         preferred = subprocess.Popen(  # noqa: S603 - our own arguments
             first, stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=environment
@@ -48,7 +48,7 @@ def at_once(first: list[str], second: list[str], environment: dict[str, str]) ->
             ).returncode
             return preferred.wait() or status
         finally:
-            # Interrupted: no process is left.
+            # After an interrupt, no process must be left.
             if preferred.poll() is None:
                 preferred.terminate()
                 preferred.wait()

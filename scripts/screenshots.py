@@ -1,6 +1,6 @@
-"""The pictures of the documentation, from the demo: ``python scripts/screenshots.py``.
+"""Photograph the demo for the documentation: ``python scripts/screenshots.py``.
 
-Starts `paceline demo` with a database of its own, waits for its history, and photographs pages in
+Starts `paceline demo` with its own database, waits for its history, and photographs pages with
 the chromium on PATH.
 """
 
@@ -26,13 +26,13 @@ IMAGES: Final = ROOT / "docs" / "images"
 WINDOW: Final = (1440, 900)
 LIMIT_S: Final = 600
 LOOK_S: Final = 1.0
-# The sessions of this scenario are what the page about a verdict explains.
+# Scenario of the sessions that the page about verdicts explains.
 EXPLAINED: Final = "dense-180b"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A file, the address it shows, and the part of the page; all of the window without one."""
+    """A picture: file, address of the page, and selector of a part (default: the window)."""
 
     name: str
     address: str
@@ -40,7 +40,7 @@ class Picture:
 
 
 def pictures(session: str) -> list[Picture]:
-    """Return what is photographed; `session` is the latest of `EXPLAINED`."""
+    """Return the pictures to take; `session` is the latest of `EXPLAINED`."""
     page = f"/sessions/{session}"
     return [
         Picture("fleet", "/"),
@@ -88,16 +88,16 @@ def _show(page: Page, address: str) -> None:
     page.goto(address)
     page.locator("#live").get_by_text("Live", exact=True).wait_for()
     for figure in page.locator("[data-figure], #heatmap, #strip, #timeline").all():
-        # Some are drawn where they are seen.
+        # Some figures are drawn once they are visible.
         figure.scroll_into_view_if_needed()
         figure.and_(page.locator("[data-drawn]")).wait_for()
-    # A question in the address is asked.
+    # If the address contains a question, the picture needs its answer.
     page.locator("#answer[aria-busy=true]").wait_for(state="detached")
     page.evaluate("scrollTo(0, 0)")
 
 
 def wait_for_address(words: Path) -> str:
-    """Wait until the demo's history is there whole; return where it is served."""
+    """Wait until the demo's history is complete; return the address of its server."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         for line in words.read_text().splitlines():
@@ -115,8 +115,8 @@ def explained(url: str) -> str:
 
 
 def main() -> None:
-    """Start the demo, photograph it, and end it."""
-    # The database runs as another account than root, which may not enter just any directory.
+    """Start the demo, photograph it, and stop it."""
+    # As root, the database runs as another account, which may not enter every directory.
     with tempfile.TemporaryDirectory(prefix="paceline-pictures-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         words = Path(directory) / "words"

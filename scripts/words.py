@@ -1,7 +1,7 @@
-"""Words that are not used: ``python scripts/words.py``.
+"""Check texts, messages, names and comments for unwanted words: ``python scripts/words.py``.
 
-Each has a plainer one next to it in the table. Fails where a word stands in a text, a message, a
-name or a comment; the field's own terms are in docs/glossary.md.
+The table contains a plainer word for each. Fails if an unwanted word is used; terms of the field
+are defined in docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FOLDERS: Final = (
 WRITTEN: Final = frozenset(
     {".css", ".html", ".js", ".mako", ".md", ".py", ".sh", ".toml", ".ts", ".txt", ".yml"}
 )
-# What others wrote, what is built, and this file.
+# Skipped: texts of others, built files, and this file.
 LEFT_OUT: Final = frozenset({"vendor", "site", "node_modules", "build", "words.py"})
-# Each word as a pattern, and what is written instead.
+# Pattern of each unwanted word, and its replacement.
 WORDS: Final = {
     "so many": "that many, a number of, too many",
-    # Not the account of that name.
+    # Except the operating system's account of this name.
     'nobody(?!")': "no one, no user, nothing",
     "somebody": "someone, a user",
     "besides?": "next to, and, as well as",
@@ -34,22 +34,22 @@ WORDS: Final = {
     "what became of": "the outcome of",
     "told of": "notified about",
 }
-# How often they still stand in a room; these counts only go down.
+# Number of allowed occurrences in each room; these numbers only decrease.
 ALLOWED: Final[dict[str, int]] = {}
-# A line may end within it, also one of a comment.
+# A pattern may contain the end of a line, also within a comment.
 UNWANTED: Final = re.compile(
     rf"(?<![a-z])(?:{'|'.join(WORDS)})(?![a-z])".replace(" ", r"[\s_#*]+"), re.IGNORECASE
 )
 
 
 def files(root: Path) -> list[Path]:
-    """Return the files that people wrote, in order."""
-    found = [path for path in root.iterdir() if path.is_file()]
+    """Return the checked files in order."""
+    paths = [path for path in root.iterdir() if path.is_file()]
     for folder in FOLDERS:
-        found += [path for path in (root / folder).rglob("*") if path.is_file()]
+        paths += [path for path in (root / folder).rglob("*") if path.is_file()]
     return sorted(
         path
-        for path in found
+        for path in paths
         if (path.suffix in WRITTEN or path.name == "Makefile")
         and not LEFT_OUT.intersection(path.relative_to(root).parts)
         and not any(part.endswith(".egg-info") for part in path.parts)
@@ -62,7 +62,7 @@ def room(path: Path, root: Path) -> str:
 
 
 def main() -> int:
-    """Print each place of an unwanted word, and return 1 where there is one more than allowed."""
+    """Print each place of an unwanted word; return 1 if there are more than allowed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--counts", action="store_true", help="print the counts of the rooms only")

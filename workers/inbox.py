@@ -1,8 +1,8 @@
 """The process that decodes the inbox: ``python -m workers.inbox``, until SIGTERM.
 
-It reads the database, not the broker, so that a full or missing Redis stops nothing. Any number of
-such processes may run; each claims what the others have not. A process takes either chunks or
-pulses, so that pulses do not wait behind a flush of chunks.
+It reads the database, not the broker, so that a full or missing Redis does not stop it. Any number
+of such processes may run; each claims bodies that no other has claimed. A process decodes either
+chunks or pulses, so that pulses do not wait behind a flush of chunks.
 """
 
 from __future__ import annotations

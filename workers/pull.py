@@ -1,7 +1,7 @@
 """A worker without a broker: ``python -m workers.pull --queue analysis``, until SIGTERM.
 
-`app.run.workers` starts it while the broker is away. A process of its own, as the children of the
-other workers are: a crash, or memory that is not returned, costs it alone.
+`app.run.workers` starts it while the broker is unavailable. It is a separate process, like the
+children of the other workers, so that a crash or unreturned memory affects no other work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`paceline token`, `user`, `project` and `alerts`: access to an installation, and its channels.
 
-Tokens, users and projects are changed in the database itself, so that the first token can be made;
-whoever may read the database's address administers the installation anyway.
+Tokens, users and projects are changed in the database itself, because the first token has to be
+created before any server accepts a request; whoever can read the database's address administers
+the installation anyway.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class PasswordError(PacelineError):
-    """No password was given, or two different ones."""
+    """No password was entered, or two different passwords."""
 
     code = "user.password"
 
@@ -117,7 +118,7 @@ def print_users() -> None:
     for column in ("Name", "Signs in", "Roles", "Last sign-in", "State"):
         table.add_column(column)
     for person in people:
-        roles = (f"{one.role} of {one.project or 'all projects'}" for one in person.roles)
+        roles = (f"{role.role} of {role.project or 'all projects'}" for role in person.roles)
         seen = person.last_seen_at
         table.add_row(
             person.name,
@@ -130,7 +131,7 @@ def print_users() -> None:
 
 
 def change_password(name: str) -> None:
-    """Set a user's password; prompt for it."""
+    """Set a user's password, which is read from a prompt."""
     password = _password()
     with _person(name) as (container, person_id):
         set_password(container, person_id, password)
@@ -160,14 +161,14 @@ def remove_user(name: str) -> None:
 
 
 def make_project(name: str) -> None:
-    """Make a project."""
+    """Create a project."""
     with _installation() as container:
         create_project(container, name)
     sys.stderr.write(f"Project {name} exists.\n")
 
 
 def remove_project(name: str) -> None:
-    """Delete a project; the sweeper takes away what it has."""
+    """Delete a project; the sweeper deletes its contents."""
     with _installation() as container:
         delete_project(container, name)
     sys.stderr.write(f"Access to {name} is closed; the workers delete its contents.\n")
@@ -184,7 +185,7 @@ def move(job: str, source: str, to: str) -> None:
 
 @contextlib.contextmanager
 def _installation() -> Iterator[Container]:
-    """Open the database of the settings; an embedded one must not be in use."""
+    """Open the database of the settings; refuse an embedded database that a server uses."""
     settings = Settings()
     with contextlib.ExitStack() as running:
         if settings.database_url is None:
@@ -224,16 +225,16 @@ class AlertsCommandError(PacelineError):
 
 
 def send_test(channel: str, *, server: str) -> None:
-    """Send a marked example to a channel and print what its receiver answered."""
+    """Send a marked example to a channel and print the receiver's answer."""
     with Server(server) as api:
-        found = [
-            known["id"]
-            for known in api.get("/api/v1/channels")["channels"]
-            if channel in (known["name"], known["id"])
+        channels = [
+            listed["id"]
+            for listed in api.get("/api/v1/channels")["channels"]
+            if channel in (listed["name"], listed["id"])
         ]
-        if not found:
+        if not channels:
             raise AlertsCommandError(f"There is no channel {channel}.", code="not_found")
-        result = api.post(f"/api/v1/channels/{found[0]}/test")
+        result = api.post(f"/api/v1/channels/{channels[0]}/test")
     said = " ".join(str(part) for part in (result["status"], result["answer"]) if part)
     if not result["delivered"]:
         answer = f" Its answer: {said}" if said else ""

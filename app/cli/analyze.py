@@ -42,20 +42,20 @@ def analyze_file(  # noqa: PLR0913 - what the command is told
 
 
 def read_trace(path: Path, meta_path: Path | None, labels: Path | None = None) -> Trace:
-    """Read a trace and its metadata, which the trace may hold itself.
+    """Read a trace and its metadata, which the trace itself may contain.
 
     Parameters
     ----------
     path : Path
-        A file, or a folder or an archive of files of one format: those of a job's ranks, with a
-        ``meta.yaml`` where they do not say the sizes.
+        A file, or a folder or an archive with files of one format: one file for each rank, and
+        a ``meta.yaml`` if the files do not contain the sizes.
     labels : Path or None
-        What the job calls ranges of its own.
+        File that maps the job's own range names to operations.
 
     Raises
     ------
     PacelineError
-        A file cannot be read, or is not what it should be.
+        A file cannot be read, or has invalid content.
     """
     recorded = read_recordings([path], meta_path, None, labels=labels)
     say_unmapped(recorded.unmapped)
@@ -63,7 +63,7 @@ def read_trace(path: Path, meta_path: Path | None, labels: Path | None = None) -
 
 
 def _write_timeline(trace: Trace, report: Report, path: Path) -> None:
-    """Write the slowest step, recorded and ideal, for Perfetto."""
+    """Write the slowest step, as recorded and as replayed with ideal durations, for Perfetto."""
     from app.analysis.report.charts import perfetto, step_timeline  # noqa: PLC0415 - rarely asked
 
     slowdowns = report.step_slowdown
@@ -85,7 +85,7 @@ _COUNT: Final = "a whole number of 0 or more"
 
 
 def parse_selection(text: str) -> Selection:
-    """Read a selection as the command line writes it: ``stage=3,op=forward-compute|optimizer``.
+    """Parse a selection of the command line: ``stage=3,op=forward-compute|optimizer``.
 
     Keys are ``op``, ``step``, ``stage``, ``dp`` and ``worker`` (``DP:STAGE``), each at most once;
     several values of a key are separated by ``|``.
@@ -93,9 +93,9 @@ def parse_selection(text: str) -> Selection:
     Raises
     ------
     InvalidQuestionError
-        With the part that cannot be read.
+        The selection is invalid; the message names the invalid part.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    selected: dict[str, tuple[Any, ...]] = {}
     for part in text.split(","):
         key, _, values = (piece.strip() for piece in part.partition("="))
         if key not in _KEYS or not values:
@@ -105,18 +105,18 @@ def parse_selection(text: str) -> Selection:
             )
             _refuse("selection", f"{message} {keys}", part)
         name, read, what = _KEYS[key]
-        if name in found:
+        if name in selected:
             message = f"{text!r} has {key}= twice; several values are separated by |"
             _refuse("selection", message, part)
         try:
-            found[name] = tuple(read(value.strip()) for value in values.split("|"))
+            selected[name] = tuple(read(value.strip()) for value in values.split("|"))
         except ValueError as error:
             _refuse("selection", f"{part!r} does not name {what}", part, error)
-    return Selection(**found)
+    return Selection(**selected)
 
 
 def parse_factor(text: str) -> float:
-    """Read the factor of a scaled selection."""
+    """Parse the factor of a scaled selection."""
     try:
         factor = float(text)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _worker(text: str) -> tuple[int, int]:
     return dp, pp
 
 
-# Of each key of the command line: the field, what reads a value, and what a value is.
+# For each key of the command line: its field, the parser of a value, and a description of a value.
 _KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
     "op": ("op_types", _type_name, f"one of the types {', '.join(TYPE_NAMES)}"),
     "step": ("steps", _count, f"a step, {_COUNT}"),

@@ -14,7 +14,7 @@ from app.cli.server import Body, Server
 from app.errors import PacelineError
 from app.jobs.connect import LAUNCHERS, WAYS, Target
 
-# Two stages and just the steps that a verdict takes.
+# Two stages, and the smallest number of steps for which a verdict is given.
 STEPS: Final = 8
 _STAGES: Final = 2
 _MS: Final = 1_000_000
@@ -40,11 +40,11 @@ def connect(
     console.print(way.prose, highlight=False, soft_wrap=True)
     if not send:
         return
-    with Server(server) as known:
-        known.get("/healthz")
+    with Server(server) as api:
+        api.get("/healthz")
         console.print(f"{server} answers", highlight=False, soft_wrap=True)
         name = f"{target.job}-connect"
-        sent = known.send(
+        sent = api.send(
             name, lambda: Body(tiny_session(), NDJSON.media_types[0]), None, console.print
         )
     console.print(f"It took a tiny session of the job {name}:", highlight=False, soft_wrap=True)
@@ -52,7 +52,7 @@ def connect(
 
 
 def tiny_session() -> bytes:
-    """Return a session of two stages as NDJSON: all steps alike, nothing slow."""
+    """Return a session of two stages as NDJSON; all steps are equal and nothing is slow."""
     lines: list[object] = [
         {"schema": "paceline.trace/1", "meta": {"dp": 1, "pp": _STAGES, "world": _STAGES}}
     ]

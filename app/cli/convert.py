@@ -31,22 +31,21 @@ from app.sessions.recordings.read import Reading, Recorded, files_of, read_files
 if TYPE_CHECKING:
     from app.analysis.trace.formats.kind import TraceFormat
     from app.analysis.trace.metadata import Unmapped
-    from app.analysis.trace.recordings.labels import OwnRanges
 
 
-# An archive of one's own may have what the disk has.
+# A local archive may be as large as the disk permits, unlike an archive that a server receives.
 ARCHIVE_LIMITS: Final = Limits(max_decompressed_bytes=256 * 1024 * MIB)
-# Files that are not read and named one by one.
+# Number of unread files that are named individually.
 NAMED_NOT_READ: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The recordings found at some paths."""
+class FoundFiles:
+    """The recordings at the given paths."""
 
     files: tuple[NamedFile, ...]
     meta: Path | None  # metadata next to them
-    # What is not read, and of which folder or archive.
+    # Names of files that are not read, each with its folder or archive.
     not_read: tuple[tuple[Path, NotRead], ...]
 
 
@@ -59,7 +58,7 @@ def convert(  # noqa: PLR0913 - what the command is told
     *,
     labels: Path | None = None,
 ) -> None:
-    """Write recordings of one kind as a trace and its metadata; print where they are."""
+    """Write recordings of one format as a trace and its metadata; print the paths of both."""
     recorded = read_recordings(paths, meta_path, kind, labels=labels)
     say_unmapped(recorded.unmapped)
     meta = yaml.safe_dump(metadata_document(recorded.trace.meta), sort_keys=False)
@@ -78,56 +77,54 @@ def read_recordings(
     *,
     labels: Path | None = None,
 ) -> Recorded:
-    """Read the files of one session, and say which files of folders and archives are not read.
+    """Read the files of one session, and print which files of folders and archives are not read.
 
     Parameters
     ----------
     paths : sequence of Path
-        Files, folders with their subfolders, and archives of one.
+        Files, folders with their subfolders, or archives with one session.
     kind : str or None
-        The name of their format; None takes what is there, which must be one.
+        Name of the files' format; None: the only format among the files.
     labels : Path or None
-        What the job calls ranges of its own.
+        File that maps the job's own range names to operations.
 
     Raises
     ------
     FileError, PacelineError
-        A file cannot be read, or is not what it should be.
+        A file cannot be read, or has invalid content.
     """
     with ExitStack() as stack:
-        found = find(paths, None if kind is None else FORMATS[kind], stack)
-        meta_file = meta_path or found.meta
+        recordings = find(paths, None if kind is None else FORMATS[kind], stack)
+        meta_file = meta_path or recordings.meta
         meta = None if meta_file is None else load_metadata(read_metadata(meta_file))
-        say_not_read(found.not_read)
-        own = None if labels is None else _own_ranges(labels)
+        say_not_read(recordings.not_read)
+        own = None
+        if labels is not None:
+            # Imported here, because only commands with labels need the library of patterns.
+            from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
+
+            with reading(labels):
+                own = labels_at(labels)
         how = Reading(Limits(), format_name=kind, local=True, own=own)
         with reading(paths[0]):
-            recorded = read_files(found.files, meta, how, shown=_shown)
-    return with_not_read(recorded, [one for _, one in found.not_read])
+            recorded = read_files(recordings.files, meta, how, shown=_shown)
+    return with_not_read(recorded, [file for _, file in recordings.not_read])
 
 
-def _own_ranges(labels: Path) -> OwnRanges:
-    # what matches patterns is for who has labels
-    from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
-
-    with reading(labels):
-        return labels_at(labels)
-
-
-def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> Found:
+def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> FoundFiles:
     """Return the given files, and the recordings within folders and archives.
 
     Parameters
     ----------
     stack : ExitStack
-        Archives are unpacked for as long as it is open.
+        Owns the unpacked archives, which are deleted when it is closed.
     """
     files: list[NamedFile] = []
     not_read: list[tuple[Path, NotRead]] = []
     meta: Path | None = None
     for path in paths:
         inside, more = _inside(path, stack)
-        not_read += [(path, one) for one in more]
+        not_read += [(path, file) for file in more]
         if inside is None:
             files.append(NamedFile(path.as_posix(), path))
             adjacent = path.parent / META_NAME
@@ -137,15 +134,15 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
             looked = inspect_files(inside)
         chosen = choose(looked, str(path), wanted)
         names = set(chosen.names)
-        files += [one for one in inside if one.name in names]
-        not_read += [(path, one) for one in chosen.not_read]
+        files += [entry for entry in inside if entry.name in names]
+        not_read += [(path, skipped) for skipped in chosen.not_read]
         said = metadata_among(inside)
         meta = meta or (said.path if said is not None else None)
-    return Found(tuple(files), meta, tuple(not_read))
+    return FoundFiles(tuple(files), meta, tuple(not_read))
 
 
 def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[NotRead]]:
-    """Return the files of a folder or an archive, and the links that are not followed."""
+    """Return the files of a folder or an archive, and its links, which are not followed."""
     with reading(path):
         if path.is_dir():
             return files_of(path)
@@ -169,14 +166,14 @@ def _shown(files: Sequence[NamedFile]) -> Iterable[NamedFile]:
 
 def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
     """Print to standard error which files are not read, and why."""
-    for path, one in not_read[:NAMED_NOT_READ]:
-        sys.stderr.write(f"Not read: {path}/{one.name}: {one.why}\n")
+    for path, file in not_read[:NAMED_NOT_READ]:
+        sys.stderr.write(f"Not read: {path}/{file.name}: {file.why}\n")
     if len(not_read) > NAMED_NOT_READ:
         sys.stderr.write(f"Not read: {len(not_read) - NAMED_NOT_READ:,} more files\n")
 
 
 def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
-    """Print to standard error the left-out events, and what would record them."""
-    for one in unmapped:
-        remedy = f": {one.remedy}" if one.remedy else ""
-        sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")
+    """Print to standard error the skipped events, and the settings that would record them."""
+    for event in unmapped:
+        remedy = f": {event.remedy}" if event.remedy else ""
+        sys.stderr.write(f"Left out: {event.count:,} {event.what}{remedy}\n")

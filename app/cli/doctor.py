@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is wrong with this installation, part by part."""
+"""`paceline doctor`: check each part of this installation and print its faults."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from app.platform.settings import Settings
 from app.platform.settings.showing import shown
 from app.sessions.arriving import guessing_jobs
 
-# Below this an embedded database may stop in the middle of the night.
+# Free bytes below which the disk of an embedded database is reported as nearly full.
 FREE_BYTES: Final = 2 * 1024**3
-# A person waits longer than a probe.
+# Longer than the time limit of an orchestrator's probe, because a person waits.
 BUDGET_S: Final = 15.0
-# Without them there is nothing to count.
+# Parts of an installation that counting blobs requires.
 SCHEMA: Final = ("database", "schema")
 NODES: Final = "names of nodes"
 GUESSED_WITHIN: Final = timedelta(days=7)
@@ -52,12 +52,12 @@ def examine(settings: Settings) -> bool:
 
 
 def _print_settings(settings: Settings) -> None:
-    """Print every setting and where it comes from; secrets are not shown."""
+    """Print every setting and the source of its value, without secrets."""
     table = Table(box=None, pad_edge=False)
     for column in ("Setting", "Value", "From"):
         table.add_column(column)
     for setting in shown(settings):
-        # What people write is no markup.
+        # Values from users are escaped, because rich would interpret markup in them.
         table.add_row(setting.variable, Text(setting.value), Text(setting.origin))
     console = Console()
     console.print()
@@ -77,7 +77,7 @@ def _parts(settings: Settings) -> Iterator[Part]:
             yield _store(settings, None)
             return
         settings = settings.model_copy(update={"database_url": served})
-    # What is wrong with the store alone is no reason to say nothing of the rest.
+    # A fault of the object store must not hide the states of the other parts.
     without_store = settings.model_copy(update={"blob_url": None})
     with opened(without_store, "doctor", migrated=False) as container:
         parts = ReadinessProbe(container).now(BUDGET_S)
@@ -90,12 +90,12 @@ def _parts(settings: Settings) -> Iterator[Part]:
 
 
 def _nodes(container: Container) -> Part:
-    """Return the jobs whose sessions guess the names of their nodes."""
+    """Return the jobs whose sessions contain guessed node names."""
     with container.everywhere().reading() as tx:
         guessing = guessing_jobs(tx, tx.now - GUESSED_WITHIN)
     if not guessing:
         return Part(NODES, ready=True, detail="no job of the last week guesses them")
-    named = [f"{one.job} ({one.guessed} of {one.hosts})" for one in guessing[:NAMED_JOBS]]
+    named = [f"{guess.job} ({guess.guessed} of {guess.hosts})" for guess in guessing[:NAMED_JOBS]]
     more = len(guessing) - len(named)
     jobs = ", ".join([*named, f"{more} more"] if more else named)
     advice = "set PACELINE_NODE, or pass spec.nodeName as K8S_NODE_NAME"

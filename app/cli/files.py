@@ -1,4 +1,4 @@
-"""Files that commands read and write, with a one-line error where that fails."""
+"""Files that commands read and write; failures are errors of one line."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def read_document(path: Path) -> str:
-    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit."""
+    """Return the text of a YAML or JSON file; read no more than the size limit."""
     with reading(path):
         return document_text(path)
 
 
 def read_metadata(path: Path) -> str:
-    """Return the text of a file of metadata."""
+    """Return the text of a metadata file."""
     try:
         return read_document(path)
     except UnreadableDocumentError as error:

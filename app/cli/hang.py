@@ -1,4 +1,4 @@
-"""`paceline hang`, `probe`, `mcp` and `pulse detect`: small commands, each with its output."""
+"""`paceline hang`, `probe`, `mcp` and `pulse detect`: small commands with their output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.errors import PacelineError
 from app.hangs.files import HangFile, job_of, read_hang_file
 from paceline_client.probe import lines_of
 
-# Lines of the chain that are printed; JSON has all.
+# Number of printed lines of the wait chain; JSON contains all.
 _MOST_LINKS: Final = 12
 _MOST_RANKS: Final = 8
 _MOST_FRAMES: Final = 8
@@ -38,7 +38,7 @@ def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
     Raises
     ------
     InvalidTraceError
-        A file is no whole dump, or nothing says of which rank it is.
+        A file is not a whole dump, or its rank is unknown.
     """
     hang = judge_hang(job_of(_read(paths)))
     if as_json:
@@ -48,12 +48,12 @@ def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
 
 
 def send_files(paths: Sequence[Path], job: str, server: str) -> None:
-    """Send the files of a job that stands still to a server, and print where the verdict is.
+    """Send the files of a hanging job to a server, and print the address of the verdict.
 
     Raises
     ------
     ServerError
-        It refuses them, or cannot be reached.
+        The server refuses the files, or cannot be reached.
     """
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -71,13 +71,13 @@ def _read(paths: Sequence[Path]) -> Iterator[HangFile]:
     for path in _files(paths):
         with reading(path):
             body = path.read_bytes()
-        found = read_hang_file(str(path), body)
-        if found is None:
+        file = read_hang_file(str(path), body)
+        if file is None:
             sys.stderr.write(
                 f"{path}: not read: neither a flight recorder's dump nor py-spy's nor ncclras's\n"
             )
         else:
-            yield found
+            yield file
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -123,14 +123,14 @@ class ProbeFailedError(PacelineError):
 
 
 def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
-    """Print a probe of this machine; with a server, also what it says of the machine.
+    """Print the measurements of this machine; with a server, also the server's verdict on them.
 
     Raises
     ------
     ProbeFailedError
         PyTorch is not installed, or a GPU is in use.
     ServerError
-        The server refuses it, or cannot be reached.
+        The server refuses the probe, or cannot be reached.
     """
     try:
         measured = probes.probe(seconds=seconds, busy=busy)
@@ -144,13 +144,13 @@ def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
 
 
 class NoMcpError(PacelineError):
-    """The extra of this command is not installed."""
+    """The optional package for this command is not installed."""
 
     code = "install.incomplete"
 
 
 def serve_tools(server: str, *, may_acknowledge: bool) -> None:
-    """Answer until standard input ends.
+    """Serve tools over standard input and output until standard input ends.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def serve_tools(server: str, *, may_acknowledge: bool) -> None:
             base_url=server,
             headers=credentials(),
             timeout=TIMEOUT,
-            # A proxy of the environment does not lead to this machine.
+            # A proxy in the environment cannot reach a loopback address.
             trust_env=not is_loopback(server),
         ) as client:
             tools = make_server(client, server, may_acknowledge=may_acknowledge)
@@ -180,16 +180,22 @@ def serve_tools(server: str, *, may_acknowledge: bool) -> None:
 
 
 def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
-    """Print the notices of a file of pulses; rows that were left out are said on standard error.
+    """Print the notices of a pulse file; print the number of skipped rows on standard error.
 
     Raises
     ------
     InvalidPulseError
-        The file holds no pulse.
+        The file contains no pulse.
     InvalidMetadataError
         The metadata cannot be read.
     """
-    hosts = _hosts(meta) if meta else {}
+    hosts: dict[int, str] = {}
+    if meta:
+        # Imported here, because pydantic takes a tenth of the time of a small file.
+        from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
+        from app.cli.files import read_metadata  # noqa: PLC0415
+
+        hosts = dict(load_metadata(read_metadata(meta)).hosts)
     file, detector, record = PulseFile(path), Detector(hosts=hosts), Record()
     for rows in file.batches():
         record.take(detector.advance(rows))
@@ -208,14 +214,6 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in _pulse_lines(record.listed, detector.stalls))
-
-
-def _hosts(meta: Path) -> dict[int, str]:
-    # Metadata need pydantic: a tenth of what small files take.
-    from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
-    from app.cli.files import read_metadata  # noqa: PLC0415
-
-    return dict(load_metadata(read_metadata(meta)).hosts)
 
 
 def _notice(notice: Notice) -> dict[str, Any]:

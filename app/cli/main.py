@@ -1,7 +1,7 @@
 """The `paceline` command.
 
-Standard output carries the result only; progress and messages go to standard error. Exit codes:
-0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
+Standard output contains only the result; progress and messages go to standard error. Exit codes:
+0 success, 1 the work failed, 2 wrong usage. Commands (`commands/`) import what they need when they
 run, so that `paceline analyze` starts fast and needs no server package.
 """
 
@@ -20,8 +20,8 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     """Run the command; domain errors become a message and an exit code.
 
-    So does a package that only the commands with a server need, where the core is installed alone,
-    and a database that does not answer.
+    A missing package of the server, if only the core is installed, and an unavailable database
+    become messages as well.
     """
     try:
         plain = plain_analysis(sys.argv[1:])
@@ -37,7 +37,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever reads has gone, and what is left must not be written at the end.
+        # The reader of standard output has closed it; the unwritten rest must not be flushed at the
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except ModuleNotFoundError as error:
@@ -49,7 +50,7 @@ def main() -> None:
             "paceline[server,embedded] [install.incomplete]\n"
         )
         sys.exit(EXIT_FAILED)
-    # Which class it is of is known only if the package is there.
+    # The class of the error can be imported only if its package is installed.
     except Exception as error:
         unavailable = _unavailable(error)
         if unavailable is None:

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What reads every command line, with help, completion and all options, takes longer to load than a
-# small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left
-# to it, and so is all that is wrong.
-
-
 COMPLETES: Final = "_PACELINE_COMPLETE"
 
 
@@ -31,8 +26,8 @@ class PlainAnalysis:
 
     def run(self) -> None:
         """Analyze the trace and print the report."""
-        # What modules make while they load stays: looking for garbage in it, again and again, takes
-        # a twentieth of the time of a small analysis.
+        # Objects of loaded modules stay until the exit: garbage collections that search them take a
+        # twentieth of the time of a small analysis.
         gc.disable()
         from app.cli.analyze import analyze_file  # noqa: PLC0415 - not for other commands
 
@@ -42,7 +37,7 @@ class PlainAnalysis:
 
 
 def plain_analysis(arguments: Sequence[str]) -> PlainAnalysis | None:
-    """Parse a plain command line; None for every other one."""
+    """Parse a plain command line; return None for every other command line."""
     if not arguments or arguments[0] != "analyze" or COMPLETES in os.environ:
         return None
     traces: list[Path] = []

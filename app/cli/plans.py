@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 GIB: Final = 2**30
 MS_PER_S: Final = 1e3
 EQUAL: Final = 1e-9
-# Templates and pipelines that are printed; --json has all.
+# Number of templates and pipelines that are printed; --json prints all.
 MOST_LINES: Final = 16
 
 
@@ -54,7 +54,7 @@ def plan_whole_job(spec: JobSpec, budget: SearchBudget, *, as_json: bool) -> Non
 
 
 def show_job(document: JobDocument, console: Console) -> None:
-    """Print sizes, time, memory, pipelines, other sizes, losses of nodes, flags."""
+    """Print sizes, time, memory, pipelines, alternative sizes, losses of nodes, and flags."""
     times = document.iteration_time_ms
 
     def say(text: str) -> None:
@@ -120,14 +120,14 @@ def show_job(document: JobDocument, console: Console) -> None:
                 f"{what}{loss.iteration_time_ms / MS_PER_S:.3f} s, {loss.dp} pipelines, "
                 f"{loss.kept} as they are, {loss.moved_bytes / GIB:.0f} GiB of states to move"
             )
-    for one in document.flags:
-        say(f"{one.framework}: {one.flags}")
-        for unsaid in one.unsaid:
+    for flag in document.flags:
+        say(f"{flag.framework}: {flag.flags}")
+        for unsaid in flag.unsaid:
             say(f"  cannot express {unsaid}")
 
 
 def sizes_text(sizes: Parallelism) -> str:
-    """Return sizes as one writes them: ``dp 4 × pp 8 × tp 8, …``."""
+    """Return sizes as text: ``dp 4 × pp 8 × tp 8, …``."""
     text = f"dp {sizes.dp} × pp {sizes.pp} × tp {sizes.tp}, microbatch {sizes.microbatch}"
     if sizes.interleave > 1:
         text += f", {sizes.interleave} chunks"
@@ -166,15 +166,15 @@ def _pipelines(document: JobDocument) -> Table:
     table.add_column("Microbatches", justify="right")
     table.add_column("Time", justify="right")
     seen: dict[tuple[int, int], int] = {}
-    for one in document.pipelines:
-        key = one.template, one.microbatches
+    for pipeline in document.pipelines:
+        key = pipeline.template, pipeline.microbatches
         seen[key] = seen.get(key, 0) + 1
     for (number, microbatches), count in list(seen.items())[:MOST_LINES]:
         template = document.templates[number]
         time_ms = max(
-            one.time_ms
-            for one in document.pipelines
-            if (one.template, one.microbatches) == (number, microbatches)
+            pipeline.time_ms
+            for pipeline in document.pipelines
+            if (pipeline.template, pipeline.microbatches) == (number, microbatches)
         )
         cuts = [
             f"{stage.layers[1] - stage.layers[0] + 1} {stage.device}" for stage in template.stages
@@ -220,17 +220,17 @@ PLAN_MS_PER_S = 1e3
 def plan_file(
     path: Path, method: str, objective: str, time_limit: float | None, *, as_json: bool
 ) -> None:
-    """Plan what a file specifies and print what came out."""
+    """Plan the specification in a file and print the plan."""
     spec = parse_any_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
     budget = SearchBudget(time.monotonic, deadline)
     if isinstance(spec, JobSpec):
         plan_whole_job(spec, budget, as_json=as_json)
         return
-    found = plan(spec, method=method, objective=objective, budget=budget, compare=True)
+    planned = plan(spec, method=method, objective=objective, budget=budget, compare=True)
     if method == "ditto":
-        found = with_oobleck_templates(found, SearchBudget(time.monotonic))
-    document = plan_document(found)
+        planned = with_oobleck_templates(planned, SearchBudget(time.monotonic))
+    document = plan_document(planned)
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")
     else:
@@ -238,7 +238,7 @@ def plan_file(
 
 
 def read_spec(path: Path) -> object:
-    """Read a specification, or a profile that one names."""
+    """Read a specification, including a profile that the specification refers to."""
     try:
         return load_document(read_document(path))
     except FileError as error:
@@ -265,20 +265,21 @@ def show(document: PlanDocument, console: Console) -> None:
         if isinstance(other, NoAnswer):
             line = other.reason
         else:
+            change = (
+                "not comparable"
+                if other.relative is None
+                else f"{100 * (other.relative - 1):+.1f} %"
+            )
             line = (
                 f"{_seconds(other.iteration_time_ms.simulated)} simulated, "
                 f"{_seconds(other.iteration_time_ms.t_std)} t_std, "
-                f"{_difference(other.relative)} by {document.objective}"
+                f"{change} by {document.objective}"
             )
         console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
 
 
 def _seconds(ms: float) -> str:
     return f"{ms / PLAN_MS_PER_S:.3f} s"
-
-
-def _difference(relative: float | None) -> str:
-    return "not comparable" if relative is None else f"{100 * (relative - 1):+.1f} %"
 
 
 def _sentence(document: PlanDocument) -> str:

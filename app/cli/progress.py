@@ -1,4 +1,4 @@
-"""Progress of a command, on standard error where that is a terminal."""
+"""Progress of a command, on standard error if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def shown(files: Sequence[NamedFile]) -> Iterator[NamedFile]:
-    """Yield files, and show which one and how many of them are done."""
+    """Yield files, and show the current file and the number of finished files."""
     columns = (
         TextColumn("Reading"),
         BarColumn(),

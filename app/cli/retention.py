@@ -1,7 +1,7 @@
 """`paceline session`, `job`, `retention`, `backup`, `restore` and `blobs`.
 
-Sessions, jobs and retention are changed by a server; backups and blobs by this process, on the
-database that the settings name.
+A server changes sessions, jobs and retention; this process writes backups and moves blobs, on the
+database in the settings.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(settings: Settings, name: str, *, migrated: bool = True) -> Iterator[Container]:
-    """Yield the container of a command, with its log on standard error.
+    """Yield the container of a command, which logs to standard error.
 
     Parameters
     ----------
     migrated : bool
-        Refuse a database that lacks the schema of this version.
+        Whether to refuse a database that lacks the schema of this version.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def opened(settings: Settings, name: str, *, migrated: bool = True) -> Iterator[
 
 @contextlib.contextmanager
 def opened_also_embedded(settings: Settings, name: str) -> Iterator[Container]:
-    """As `opened`; without a configured database the embedded one, even if it is in use."""
+    """As `opened`; without a configured database the embedded database, even while it is in use."""
     with (
         database(settings, also_running=True, migrate=True) as url,
         opened(settings.model_copy(update={"database_url": url}), name) as container,
@@ -72,14 +72,15 @@ def opened_also_embedded(settings: Settings, name: str) -> Iterator[Container]:
 
 @contextlib.contextmanager
 def database(settings: Settings, *, also_running: bool, migrate: bool = False) -> Iterator[str]:
-    """Yield the configured database's address; start the embedded one if necessary.
+    """Yield the configured database's address; start the embedded database if necessary.
 
     Parameters
     ----------
     also_running : bool
-        The embedded one may be served meanwhile.
+        Whether a server may use the embedded database meanwhile.
     migrate : bool
-        Bring the embedded one up to date if it is started here, as its server would.
+        Whether to migrate the embedded database if it is started by this function, as its server
+        would.
     """
     if settings.database_url is not None:
         yield settings.database_url
@@ -101,7 +102,7 @@ def database(settings: Settings, *, also_running: bool, migrate: bool = False) -
         postgres.stop()
 
 
-# A dump holds the secrets of channels as they are stored: encrypted.
+# A backup contains the secrets of channels as they are stored: encrypted.
 KEYS: str = "The keys of channels' secrets are not in it: back up {where} separately.\n"
 
 
@@ -109,7 +110,7 @@ def make_backup(target: Path) -> None:
     """Write the database into a file; the installation may run meanwhile."""
     settings = Settings()
     with database(settings, also_running=True) as url:
-        # One of an older schema too: a backup comes before the migration.
+        # A database with an older schema is accepted too, because a backup precedes a migration.
         with opened(
             settings.model_copy(update={"database_url": url}), "backup", migrated=False
         ) as container:
@@ -167,14 +168,14 @@ def move(*, to_store: bool) -> None:
 def check() -> bool:
     """Print the number of objects of this installation; return whether none is missing."""
     with opened_also_embedded(Settings(), "blobs") as container:
-        found = references(container)
-    sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")
-    if found.lost is None and found.blobs:
+        counts = references(container)
+    sys.stdout.write(f"{counts.blobs} blobs, {counts.bytes:,} bytes in the object store\n")
+    if counts.lost is None and counts.blobs:
         sys.stdout.write("not looked for: set PACELINE_BLOB_URL\n")
         return False
-    if found.lost:
-        sys.stdout.write(f"{found.lost} of them are not there, or not whole\n")
-    return not found.lost
+    if counts.lost:
+        sys.stdout.write(f"{counts.lost} of them are not there, or not whole\n")
+    return not counts.lost
 
 
 def change_job(job: str, values: Mapping[str, object], *, server: str) -> None:
@@ -203,7 +204,7 @@ def _path(job: str) -> str:
 
 
 PATH: Final = "/api/v1/retention"
-# In place of a number: nothing goes for that reason.
+# Text in place of a number: the rule has no limit of this kind.
 ALL: Final = "all"
 
 
@@ -235,7 +236,7 @@ def _number(name: str, text: str) -> float | None:
     if text == ALL:
         return None
     try:
-        # Parts of a day where a kind allows them: the server says.
+        # Fractions of a day are valid for some kinds; the server validates the value.
         return int(text) if text.isdecimal() or name == "bytes" else float(text)
     except ValueError as error:
         raise typer.BadParameter(f"--{name} is a number, or {ALL}") from error
@@ -263,7 +264,7 @@ def _limit(limit: int | None) -> str:
     return ALL if limit is None else f"{limit:,}"
 
 
-# Queued by one request.
+# Number of sessions that one request queues.
 AT_ONCE: Final = 100
 
 
@@ -278,9 +279,10 @@ def analyze_named(ids: Sequence[str], *, server: str) -> None:
 def analyze_many(
     states: Sequence[str], job: str | None, before: datetime | None, *, server: str
 ) -> None:
-    """Analyze all sessions in these states again, and print how many.
+    """Analyze all sessions in these states again, and print their number.
 
-    Cut off, what was queued stays so, and the same command goes on with the rest.
+    If the command is interrupted, the queued sessions remain queued, and the same command continues
+    with the others.
     """
     asking: dict[str, Any] = {"states": list(states), "job": job, "limit": AT_ONCE}
     if before is not None:
@@ -290,7 +292,7 @@ def analyze_many(
         while True:
             answer = api.exchange("POST", "/api/v1/sessions/analyze", asking)
             queued += answer["queued"]
-            # What becomes so meanwhile is not meant.
+            # Sessions that enter these states later are not included.
             asking["before"] = answer["before"]
             if not answer["left"] or not answer["queued"]:
                 break
@@ -299,7 +301,7 @@ def analyze_many(
 
 
 def set_pins(ids: Sequence[str], *, pinned: bool, server: str) -> None:
-    """Pin sessions, or take their pins."""
+    """Pin or unpin sessions."""
     with Server(server) as api:
         for session in ids:
             path = f"/api/v1/sessions/{session}/pin"
@@ -316,7 +318,7 @@ def delete(ids: Sequence[str], *, server: str) -> None:
 
 
 def export(path: str, target: Path, *, server: str) -> None:
-    """Write what the server exports at a path into a file, and print where it is."""
+    """Write an export of the server into a file, and print the file's path."""
     with Server(server) as api:
         try:
             size = api.download(path, target)

@@ -1,4 +1,4 @@
-"""HTTP client of a Paceline server, for the commands that need one."""
+"""HTTP client of a Paceline server, for commands."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from app.platform.database.states import SessionState, UploadState
 from app.platform.identity import job_name_fault
 from app.platform.settings.kinds import Caller
 
-# An attempt of a channel is answered within a minute. A trace is answered once everything is
-# stored, and decoding the largest one takes minutes.
+# Limits of the wait for an answer. A channel answers a test within a minute; the answer to a trace
+# is sent once the trace is stored, and decoding the largest trace takes minutes.
 TIMEOUT: Final = httpx.Timeout(30, read=60)
 STORE_TIMEOUT: Final = httpx.Timeout(30, read=600)
 
-# A server that is behind says when to come back; it is believed this number of times, within
-# bounds.
+# An overloaded server requests a later retry; the command retries this number of times, and limits
+# the requested delay.
 TRIES: Final = 6
 LONGEST_RETRY_S: Final = 60.0
 BUSY_STATUSES: Final = (429, 503)
 
 POLL_S: Final = 0.25
-# A server that restarts while we wait is away for some seconds.
+# Time for which a restarting server may be unavailable while the command waits for a report.
 POLL_FAILURES: Final = 120
 
 
@@ -41,7 +41,7 @@ class ServerError(PacelineError):
 
 
 class UnreachableServerError(ServerError):
-    """There is no server at the address, or it went away."""
+    """There is no server at the address, or the connection was lost."""
 
     code = "server.unreachable"
 
@@ -56,13 +56,13 @@ class Body:
 
     @property
     def part(self) -> tuple[str | None, bytes | IO[bytes], str]:
-        """Return it as httpx takes it."""
+        """Return the part in the form that httpx expects."""
         return (self.name, self.content, self.media_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Id and address of a sent trace on the server."""
+    """Id of a sent session, and its address on the server."""
 
     session: str
     url: str
@@ -72,7 +72,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class SentHang:
-    """Address and verdict of a sent hang, and the files that were not read."""
+    """Address and verdict of a sent hang, and the files that the server did not read."""
 
     url: str
     sentence: str
@@ -82,21 +82,21 @@ class SentHang:
 def _job_path(job: str, of: str) -> str:
     fault = job_name_fault(job)
     if fault is not None:
-        # Within the address, a slash would name something else.
+        # A slash in an address would separate two parts of the path.
         raise ServerError(fault, code="job.invalid_name")
     return f"/api/v1/jobs/{quote(job, safe='')}/{of}"
 
 
 class Server:
-    """Client of a server, open while the context lasts.
+    """Client of a server; a context manager.
 
-    Every method raises `ServerError` with the server's code and faults where it refuses, and
+    Every method raises `ServerError` with the code and faults of a refusal, and
     `UnreachableServerError`.
 
     Parameters
     ----------
     url : str
-        Its address.
+        Address of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -105,7 +105,7 @@ class Server:
             base_url=url,
             headers=credentials(),
             timeout=TIMEOUT,
-            # A proxy of the environment does not lead to this machine.
+            # A proxy in the environment cannot reach a loopback address.
             trust_env=not is_loopback(url),
         )
 
@@ -133,7 +133,7 @@ class Server:
         return _answered(self._request(method, path, json=document))
 
     def download(self, path: str, target: Path) -> int:
-        """Download a path into a file, replaced at the end; return its size in bytes."""
+        """Download a path into a file, which is replaced at the end; return the size in bytes."""
         part = target.with_name(f"{target.name}.part")
         try:
             with (
@@ -166,9 +166,9 @@ class Server:
         Parameters
         ----------
         open_trace : callable
-            Returns the trace from its beginning, for every try.
+            Returns the trace from its beginning, for each attempt.
         meta : Body or None
-            The metadata, where they are not in the trace.
+            The metadata, if the trace does not contain them.
         """
         parts = {} if meta is None else {"meta": meta.part}
         said = self._posted(
@@ -191,18 +191,18 @@ class Server:
         return SentHang(said["url"], said["sentence"], tuple(said["not_read"]))
 
     def _hang_of(self, upload: str, say: Callable[[str], object]) -> dict[str, Any]:
-        """Wait until an archive is read, and return its hang."""
-        told = ""
+        """Wait until the server has read an archive, and return its hang."""
+        announced = ""
         while True:
-            found = self.get(f"/api/v1/hang-uploads/{upload}")
-            if found["hang"] is not None:
-                hang = self.get(f"/api/v1/hangs/{found['hang']}")["hang"]
-                return {**found, "sentence": hang["sentence"]}
-            if found["state"] in (UploadState.REFUSED, UploadState.FAILED):
-                raise ServerError(found["reason"])
-            if found["state"] != told:
-                told = found["state"]
-                say(f"The archive is {told}")
+            state = self.get(f"/api/v1/hang-uploads/{upload}")
+            if state["hang"] is not None:
+                hang = self.get(f"/api/v1/hangs/{state['hang']}")["hang"]
+                return {**state, "sentence": hang["sentence"]}
+            if state["state"] in (UploadState.REFUSED, UploadState.FAILED):
+                raise ServerError(state["reason"])
+            if state["state"] != announced:
+                announced = state["state"]
+                say(f"The archive is {announced}")
             time.sleep(POLL_S)
 
     def _posted(
@@ -224,24 +224,24 @@ class Server:
         Parameters
         ----------
         say : callable
-            Takes what the session waits for, time and again.
+            Called repeatedly with the reason of the wait.
         """
         failures = 0
         path = f"/api/v1/sessions/{session}"
         while True:
             try:
-                found = self.get(path)
+                state = self.get(path)
             except UnreachableServerError:
                 failures += 1
                 if failures > POLL_FAILURES:
                     raise
             else:
                 failures = 0
-                if found["state"] in SessionState.REPORTED:
+                if state["state"] in SessionState.REPORTED:
                     return self.get(f"{path}/report")
-                if found["state"] in SessionState.UNREPORTED:
-                    raise _no_report(found)
-                say(_progress_of(found))
+                if state["state"] in SessionState.UNREPORTED:
+                    raise _no_report(state)
+                say(_progress_of(state))
             time.sleep(POLL_S)
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of httpx
@@ -315,16 +315,16 @@ def _retry_after_s(answer: httpx.Response) -> float:
 
 def credentials() -> dict[str, str]:
     """Return the headers with the caller's token and project."""
-    caller, found = Caller.of_environment(), {}
+    caller, headers = Caller.of_environment(), {}
     if caller.token is not None:
-        found["Authorization"] = f"Bearer {caller.token}"
+        headers["Authorization"] = f"Bearer {caller.token}"
     if caller.project is not None:
-        found["Paceline-Project"] = caller.project
-    return found
+        headers["Paceline-Project"] = caller.project
+    return headers
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether an address is of this machine."""
+    """Return whether an address is a loopback address of this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

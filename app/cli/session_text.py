@@ -18,13 +18,13 @@ from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.wording import gpu_time, hours, percent
 
-# The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
+# The dashboard's fixed scale of slowdowns, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
     "#dfe2e7", "#e3d5b1", "#e2c37e", "#e3ad4d", "#e1931e", "#d97a06",
     "#cd6006", "#c04203", "#a82d13", "#8a1f1b", "#6b131b",
 )  # fmt: skip
 SCALE_STEP: Final = 0.05
-# The dashboard's colors of where the time goes: what is lost in those of slowdowns.
+# The dashboard's colors of the parts of the step time; lost time has the colors of slowdowns.
 BUDGET: Final = {
     Part.COMPUTING: "#7f8fc0",
     Part.OWN_SLOWNESS: "#d97a06",
@@ -39,20 +39,20 @@ BUDGET: Final = {
     Part.MISSING: "#b4bbc5",
 }
 BAR_WIDTH: Final = 80
-# A smaller share of the time is not worth a word.
+# Smallest share of the time that is printed.
 WORTH_SAYING: Final = 0.005
 FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
-# What a step of a rank passes with.
+# Parts of a rank's step time, each with its field in the report.
 BREAKDOWN: Final = {
     "computing": "computing_s",
     "exposed communication": "communication_s",
     "data": "data_s",
     "idle": "idle_s",
 }
-# Steps that are left out and named.
+# Number of left-out steps that are named individually.
 ODD_NAMED: Final = 4
 
 
@@ -62,7 +62,7 @@ def print_report(report: Report) -> None:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the verdict, and unless it is withheld the heatmap, the worst workers and fixes."""
+    """Print the verdict and, unless it is withheld, heatmap, slowest workers and fixes."""
     sizes, fidelity = report.sizes, report.fidelity
     steps, dropped = report.steps.analyzed, report.steps.dropped
     console.print(Text(report.verdict.sentence, style="bold"), soft_wrap=True)
@@ -76,12 +76,14 @@ def show(report: Report, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     if not fidelity.verdict:
         if report.has_verdict:
-            console.print(_measured(report), highlight=False, soft_wrap=True)
+            console.print(_headline_costs(report), highlight=False, soft_wrap=True)
         console.print(fidelity.reason, highlight=False)
         _show_arrivals(report, console)
         _show_budget(report, console)
         if report.known_waste is not None and not report.has_verdict:
-            console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
+            console.print(
+                _costs_of_causes(report, report.known_waste), highlight=False, soft_wrap=True
+            )
         _show_fixes(report, console)
         return
     for line in _slowdowns(report):
@@ -116,11 +118,13 @@ def _show_budget(report: Report, console: Console) -> None:
 
 
 def _show_arrivals(report: Report, console: Console) -> None:
-    """Print the ranks that come last at collectives, and the leading rank's time by part."""
-    found = report.arrivals
-    if found is not None:
-        at = report.machine(found.worst.rank).called if found.straggles else ""
-        console.print(f"{found.words}{f' ({at})' if at else ''}", highlight=False, soft_wrap=True)
+    """Print the ranks that arrive last at collectives, and the parts of the leading rank's time."""
+    arrivals = report.arrivals
+    if arrivals is not None:
+        at = report.machine(arrivals.worst.rank).called if arrivals.straggles else ""
+        console.print(
+            f"{arrivals.words}{f' ({at})' if at else ''}", highlight=False, soft_wrap=True
+        )
     for line in _breakdown(report):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -128,11 +132,11 @@ def _show_arrivals(report: Report, console: Console) -> None:
 def _breakdown(report: Report) -> Iterator[str]:
     if report.breakdown is None or (compared := report.breakdown_of_worst()) is None:
         return
-    one, peers = compared
-    told = report.arrivals.straggles if report.arrivals else len(report.breakdown.ranks) == 1
-    if not told:
+    worst, peers = compared
+    straggles = report.arrivals.straggles if report.arrivals else len(report.breakdown.ranks) == 1
+    if not straggles:
         return
-    yield f"A step of rank {one.rank}: {_parts([one])}"
+    yield f"A step of rank {worst.rank}: {_parts([worst])}"
     if peers:
         whose = "Its peer" if len(peers) == 1 else f"Median of its {len(peers)} peers"
         yield f"{whose}: {_parts(peers)}"
@@ -141,13 +145,13 @@ def _breakdown(report: Report) -> Iterator[str]:
 def _parts(ranks: Sequence[RankBreakdown]) -> str:
     """Return the median parts of the step time of some ranks."""
     return ", ".join(
-        f"{name} {median(getattr(one, field) for one in ranks):.3g} s"
+        f"{name} {median(getattr(rank, field) for rank in ranks):.3g} s"
         for name, field in BREAKDOWN.items()
     )
 
 
 def _odd(report: Report) -> Iterator[str]:
-    """Yield lines on distrusted and left-out parts of the recording."""
+    """Yield lines about the parts of the recording that are unreliable or left out."""
     dropped = (*report.steps.odd, *report.steps.dropped)
     for step in dropped[:ODD_NAMED]:
         yield f"Step {step.step} is left out: {step.reason}"
@@ -167,7 +171,7 @@ def _odd(report: Report) -> Iterator[str]:
     yield from report.clocks.warnings
 
 
-def _measured(report: Report) -> str:
+def _headline_costs(report: Report) -> str:
     """Return the slowdown's line for a session whose S is withheld."""
     shown = report.headline
     return (
@@ -177,7 +181,7 @@ def _measured(report: Report) -> str:
     )
 
 
-def _known(report: Report, waste: float) -> str:
+def _costs_of_causes(report: Report, waste: float) -> str:
     """Return the cost of the named causes for a session whose S is withheld."""
     return (
         f"The named causes take {percent(waste, 0)} of each step, "
@@ -216,7 +220,7 @@ def _slowdowns(report: Report) -> Iterator[str]:
 
 
 def _of(shown: Headline) -> str:
-    """Return the interval of the slowdown, or why it has none."""
+    """Return the interval of the slowdown, or the reason why there is none."""
     if shown.ci95 is None and shown.ci95_reason is not None:
         return f" (no interval: {shown.ci95_reason})"
     return _interval(shown.ci95)
@@ -241,9 +245,9 @@ def _color(slowdown: float) -> tuple[str, str]:
 
 
 def _show_heatmap(report: Report, console: Console) -> None:
-    """Draw stages down and DP ranks across; numbers where there is room for them.
+    """Draw stages from top to bottom and DP ranks from left to right, with numbers if they fit.
 
-    What does not fit the terminal continues in further blocks of DP ranks.
+    If the heatmap is wider than the terminal, it continues in further blocks of DP ranks.
     """
     exact = report.by_worker.exact
     room = max(console.width - STAGE_COLUMN, NUMBERED_CELL)

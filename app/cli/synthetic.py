@@ -47,12 +47,12 @@ def write_scenario(
 def write_fleet(
     jobs: int, out_dir: Path, *, seed: int, writer: Writer = DEFAULT_WRITER
 ) -> Iterator[SyntheticFiles]:
-    """Write a session of each job of a fleet to a folder of its own, and ``fleet.json`` at the end.
+    """Write a session of each job of a fleet to its own folder, and ``fleet.json`` at the end.
 
     Yields
     ------
     SyntheticFiles
-        Of each job, as soon as they are written.
+        Paths of each session, as soon as its files are written.
 
     Raises
     ------

@@ -27,34 +27,26 @@ if TYPE_CHECKING:
 
 
 CONTENT_TYPES: Final = {
-    suffix: known.media_types[0]
-    for known in FORMATS.values()
-    # Several recorders write JSON: the server looks which it is.
-    if known.recorder is None
-    for suffix in known.suffixes
+    suffix: trace_format.media_types[0]
+    for trace_format in FORMATS.values()
+    # Several recorders write JSON: the server detects the recorder.
+    if trace_format.recorder is None
+    for suffix in trace_format.suffixes
 }
 METADATA_TYPES: Final = {".json": "application/json"}
 UNREADABLE: Final = (
     "The upload was accepted. This token may not read the verdict: it lacks the scope read. Look "
     "at the address, or use a token that has it."
 )
-COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
+COMPRESSED_SUFFIXES: Final = tuple(compression.suffix for compression in COMPRESSIONS)
 
-# What the files of a folder are sent as: the smallest that keeps their times exactly.
+# Format in which the operations of a folder are sent: the smallest that keeps their times exactly.
 SENT_AS: Final = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Files of metadata and labels."""
-
-    meta: Path | None
-    labels: Path | None  # what the job calls ranges of its own
-
-
-@dataclass(frozen=True, slots=True)
 class _Outgoing:
-    """A trace to send: a file as it is, or the archive of a folder."""
+    """A trace to send: an unchanged file, or the archive of a folder."""
 
     open_trace: Callable[[], Body]
     meta: Body | None
@@ -73,19 +65,20 @@ def upload(  # noqa: PLR0913 - what the command is told
     """Send a trace and print its address, or with `wait` its report."""
     console = Console(stderr=True)
     with Server(server) as api:
-        sent = _send(api, path, _Told(meta, labels), job, console)
+        with ExitStack() as stack:
+            outgoing = _outgoing(path, meta, labels, console, stack)
+            name = job or (outgoing.said and outgoing.said.trial_name)
+            if not name:
+                raise InvalidMetadataError(
+                    "The job has no name: give --job, or metadata with a trial_name.",
+                    code="metadata.missing_job",
+                )
+            sent = api.send(name, outgoing.open_trace, outgoing.meta, console.print)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
         console.print(f"Session {sent.number} of {sent.job}: {sent.url}", soft_wrap=True)
         _wait(api, sent, console)
-
-
-def _send(api: Server, path: Path, told: _Told, job: str | None, console: Console) -> Sent:
-    with ExitStack() as stack:
-        outgoing = _outgoing(path, told, console, stack)
-        name = job or _trial_name(outgoing.said)
-        return api.send(name, outgoing.open_trace, outgoing.meta, console.print)
 
 
 def _wait(api: Server, sent: Sent, console: Console) -> None:
@@ -95,7 +88,7 @@ def _wait(api: Server, sent: Sent, console: Console) -> None:
     except ServerError as error:
         if error.stable_code != ForbiddenError.code:
             raise
-        # What was asked for is done: the trace is stored, and its analysis will be.
+        # The trace is stored and its analysis is queued, so an interrupted wait is no failure.
         console.print(UNREADABLE, soft_wrap=True)
         sys.stdout.write(f"{sent.url}\n")
         return
@@ -109,28 +102,29 @@ def content_type_of(path: Path) -> str:
 
 
 def metadata_body(path: Path, text: str) -> Body:
-    """Return metadata as a body of their file's format, JSON or YAML."""
+    """Return metadata as a body in the format of their file, JSON or YAML."""
     media_type = METADATA_TYPES.get(path.suffix.lower(), "application/yaml")
     return Body(text.encode(), media_type, path.name)
 
 
-def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _Outgoing:
+def _outgoing(
+    path: Path, meta: Path | None, labels: Path | None, console: Console, stack: ExitStack
+) -> _Outgoing:
     """Return the trace to send for a path.
 
-    The files of several ranks are joined here, and labels applied: operations are a fiftieth of the
-    bytes, and what is wrong with a file is known before anything is sent.
+    The files of several ranks are joined and labels are applied before sending: the operations have
+    a fiftieth of the files' bytes, and a fault in a file is reported before anything is sent.
     """
-    meta = told.meta
     with reading(path):
-        several = path.is_dir() or archive_at(path) is not None or told.labels is not None
-    if path.is_dir() and told.labels is None:
-        found = find([path], None, stack)
-        if len(found.files) == 1:
-            say_not_read(found.not_read)
-            return _as_it_is(found.files[0].path, meta or found.meta, console, stack)
+        several = path.is_dir() or archive_at(path) is not None or labels is not None
+    if path.is_dir() and labels is None:
+        recordings = find([path], None, stack)
+        if len(recordings.files) == 1:
+            say_not_read(recordings.not_read)
+            return _as_it_is(recordings.files[0].path, meta or recordings.meta, console, stack)
     if not several:
         return _as_it_is(path, meta, console, stack)
-    recorded = read_recordings([path], meta, None, labels=told.labels)
+    recorded = read_recordings([path], meta, None, labels=labels)
     say_unmapped(recorded.unmapped)
     said = recorded.trace.meta
     writer = WRITERS[SENT_AS]
@@ -145,7 +139,7 @@ def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _O
 
 
 def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack) -> _Outgoing:
-    """Return a file as it is, with a progress bar on a terminal."""
+    """Return an unchanged file, with a progress bar on a terminal."""
     text = None if meta is None else read_metadata(meta)
     columns = (TextColumn("Sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = stack.enter_context(
@@ -160,12 +154,3 @@ def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack)
 
     body = None if text is None or meta is None else metadata_body(meta, text)
     return _Outgoing(open_trace, body, None if text is None else load_metadata(text))
-
-
-def _trial_name(meta: SessionMeta | None) -> str:
-    if meta is None or not meta.trial_name:
-        raise InvalidMetadataError(
-            "The job has no name: give --job, or metadata with a trial_name.",
-            code="metadata.missing_job",
-        )
-    return meta.trial_name

@@ -27,9 +27,9 @@ def answer_file(
 ) -> None:
     """Answer a question about a trace file and print step time and gain."""
     trace = read_trace(path, meta_path, labels)
-    found = answer(prepare_replay(trace, question.without), question)
-    against = _against(trace, question.without) or found.published
-    document = found.as_document(against)
+    answered = answer(prepare_replay(trace, question.without), question)
+    against = _baseline(trace, question.without) or answered.published
+    document = answered.as_document(against)
     if as_json:
         json.dump(document, sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
@@ -53,8 +53,8 @@ def answer_file(
     )
 
 
-def _against(trace: Trace, without: tuple[Name, ...]) -> Against | None:
-    """Return the baseline of `paceline analyze`; None if the trace has no verdict."""
+def _baseline(trace: Trace, without: tuple[Name, ...]) -> Against | None:
+    """Return the baseline that `paceline analyze` reports; None if the trace has no verdict."""
     try:
         headline = analyze(trace, without).report.headline
     except UnanalyzableError:
@@ -70,7 +70,7 @@ def question_of(
     scale: Sequence[str] = (),
     without: tuple[Name, ...] = (),
 ) -> Question:
-    """Read a question from the options of the command line."""
+    """Return the question that the options of the command line describe."""
     if keep and fix:
         raise InvalidQuestionError(
             "--keep makes all else ideal, so --fix cannot be combined with it"

@@ -82,20 +82,20 @@ def operation_router() -> APIRouter:
     @routes.get("/installation", summary="Queues, workers, storage and quotas")
     def get_installation(container: Here) -> InstallationBody:
         with container.everywhere().reading() as tx:
-            found = overview(container, tx)
+            state = overview(container, tx)
         return InstallationBody(
-            now=found.now,
-            instance=found.instance,
-            version=found.version,
-            revision=found.revision,
-            expected_revision=found.expected,
-            postgres=found.postgres,
-            sessions=dict(found.status.sessions),
-            queues=found.queues,
-            workers=found.status.workers,
-            database_bytes=found.database_bytes,
-            tables=found.tables,
-            projects={name: UseBody.model_validate(use) for name, use in found.uses.items()},
+            now=state.now,
+            instance=state.instance,
+            version=state.version,
+            revision=state.revision,
+            expected_revision=state.expected,
+            postgres=state.postgres,
+            sessions=dict(state.status.sessions),
+            queues=state.queues,
+            workers=state.status.workers,
+            database_bytes=state.database_bytes,
+            tables=state.tables,
+            projects={name: UseBody.model_validate(use) for name, use in state.uses.items()},
         )
 
     return routes
@@ -207,13 +207,13 @@ def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 def _shown(routes: Iterable[BaseRoute]) -> list[type]:
     """Return the dataclasses in the request and response bodies of the routes."""
-    found: list[type] = []
+    kinds: list[type] = []
     for route in routes:
         if isinstance(route, APIRoute):
-            collect(route.response_model, found)
+            collect(route.response_model, kinds)
             for body in route.dependant.body_params:
-                collect(body.field_info.annotation, found)
-    return [kind for kind in found if is_dataclass(kind)]
+                collect(body.field_info.annotation, kinds)
+    return [kind for kind in kinds if is_dataclass(kind)]
 
 
 def router() -> APIRouter:
@@ -247,10 +247,10 @@ def publish(app: FastAPI, *models: type[BaseModel]) -> None:
 
     def openapi() -> dict[str, Any]:
         document = make()
-        _, found = models_json_schema(
+        _, definitions = models_json_schema(
             [(model, "validation") for model in models], ref_template=REFERENCE
         )
-        document["components"]["schemas"] |= found["$defs"]
+        document["components"]["schemas"] |= definitions["$defs"]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign] # the framework's way to extend it

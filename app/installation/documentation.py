@@ -32,11 +32,11 @@ def add_documentation(routes: APIRouter, pages: Pages, site: Site) -> None:
     def documentation(address: str, if_none_match: Annotated[str, Header()] = "") -> Response:
         if not site.is_built and not address:
             return pages.render_alone("installation/documentation/missing.html")
-        found = site.find(address)
-        if found is not None:
-            if found.tag in if_none_match:
-                return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": found.tag})
-            return Response(found.body, headers=found.headers)
+        page = site.find(address)
+        if page is not None:
+            if page.tag in if_none_match:
+                return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": page.tag})
+            return Response(page.body, headers=page.headers)
         if site.is_folder(address):
             return RedirectResponse(f"{DOCS}/{address}/", HTTPStatus.PERMANENT_REDIRECT)
         raise NotFoundError(f"The documentation has no page {address}.")
@@ -77,7 +77,7 @@ class Site:
     Parameters
     ----------
     directory : Path, optional
-        Need not be there: then nothing was built. This installation's own without one.
+        Folder of the built documentation, which may be missing; default: this installation's own.
     """
 
     def __init__(self, directory: Path | None = None) -> None:

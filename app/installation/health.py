@@ -53,9 +53,9 @@ class Remembered(Generic[T]):
     Parameters
     ----------
     find : callable
-        Finds it out, in a thread; one at a time, while others wait for its answer without one.
+        Computes the value in a thread; concurrent requests wait for the same computation.
     for_s : float
-        How long an answer holds.
+        Time for which a value is valid, s.
     clock : callable
         Returns seconds.
     """
@@ -86,7 +86,7 @@ def router(container: Container) -> APIRouter:
         status="ok", instance=container.settings.instance_name, version=version("paceline")
     )
 
-    found = Remembered(ReadinessProbe(container).now, READY_FOR_S)
+    readiness = Remembered(ReadinessProbe(container).now, READY_FOR_S)
 
     @routes.get("/healthz", summary="Whether the process answers")
     async def healthz() -> Health:
@@ -100,7 +100,8 @@ def router(container: Container) -> APIRouter:
     )
     async def readyz() -> JSONResponse:
         parts = {
-            part.name: PartBody(ready=part.ready, detail=part.detail) for part in await found.now()
+            part.name: PartBody(ready=part.ready, detail=part.detail)
+            for part in await readiness.now()
         }
         body = Readiness(ready=all(part.ready for part in parts.values()), parts=parts)
         return JSONResponse(body.model_dump(), 200 if body.ready else 503)

@@ -1,7 +1,8 @@
 """Prometheus metrics: counters of this process, and gauges read from the database at a scrape.
 
-Of a server of several processes each writes its metrics into a file every second; the process that
-answers a scrape adds up all files. ``process_…`` and ``python_…`` are those of that process alone.
+Each process of a server writes its metrics into its own file every second; the process that answers
+a scrape adds the other processes' files to its own metrics. Metrics about a process itself
+(``process_…``, ``python_…``) are those of the answering process.
 """
 
 from __future__ import annotations
@@ -51,11 +52,6 @@ from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
 from app.sessions.chunks.inbox import Backlog, backlog
 
-# Each server process writes its metrics into its own file every second. The process that answers a
-# scrape adds the other processes' files to its own metrics. Metrics about a process itself
-# (`process_…`, `python_…`) are those of the answering process.
-
-
 WRITE_EVERY_S: Final = 1.0
 # Metrics with the same value in every process, which are not summed: all processes share the disk.
 _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
@@ -64,12 +60,16 @@ _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
 class MetricsOfAll:
     """Writes the metrics of this process to its file, and sums the metrics of all processes.
 
+    The library's own multiprocess mode is not used: it is chosen for a whole process when the
+    library is imported, shares values among the applications of a process, and keeps the gauges of
+    a process that has died until its supervisor removes them.
+
     Parameters
     ----------
     place : Place
-        This process's among those of the server.
+        The place of this process among those of the server.
     registry : CollectorRegistry
-        What this process counts.
+        The metrics that this process counts.
     """
 
     def __init__(self, place: Place, registry: CollectorRegistry) -> None:
@@ -107,8 +107,8 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
     """Return the metric families with their samples summed over processes."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
     families: dict[str, Metric] = {}
-    for found in processes:
-        for family in found:
+    for families_of_process in processes:
+        for family in families_of_process:
             # Unix times at which processes began to count: a sum of them has no meaning.
             if family.name.endswith("_created"):
                 continue
@@ -154,13 +154,13 @@ def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) 
         "Computing of the slowest ranks of the last minute against the median of their peers.",
         labels=(*_JOB, "node", "gpu"),
     )
-    for one in running:
-        labels = one.project, one.job
-        step.add_metric(labels, one.step_s)
-        if one.tokens_per_s is not None:
-            tokens.add_metric(labels, one.tokens_per_s)
-        lost.add_metric(labels, one.lost_gpu_hours)
-        for slow in one.slowest:
+    for job in running:
+        labels = job.project, job.job
+        step.add_metric(labels, job.step_s)
+        if job.tokens_per_s is not None:
+            tokens.add_metric(labels, job.tokens_per_s)
+        lost.add_metric(labels, job.lost_gpu_hours)
+        for slow in job.slowest:
             node = slow.host or f"rank-{slow.rank}"
             ratio.add_metric((*labels, node, str(slow.gpu)), slow.ratio)
     yield from (step, tokens, lost, ratio)
@@ -179,12 +179,12 @@ class Exposition:
     """The metrics of one application in a separate registry, so that tests can build many."""
 
     def __init__(self, container: Container, place: Place | None = None) -> None:
-        # `registry` holds the metrics that this process counts, `told` all metrics that a scrape
+        # `registry` holds the metrics that this process counts, `exposed` all metrics that a scrape
         # returns.
         self.registry = CollectorRegistry()
-        self.told = CollectorRegistry()
+        self.exposed = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.told)
+            collector(registry=self.exposed)
         self.requests = Counter(
             "paceline_http_requests",
             "Requests answered.",
@@ -250,8 +250,8 @@ class Exposition:
         self.event_streams = Gauge(
             "paceline_event_streams", "Open streams of events.", registry=self.registry
         )
-        self.told.register(_DatabaseCollector(container))
-        self.told.register(_Counted(self.registry, place))
+        self.exposed.register(_DatabaseCollector(container))
+        self.exposed.register(_Counted(self.registry, place))
 
 
 class _Counted(Collector):
@@ -325,8 +325,8 @@ class _DatabaseCollector(Collector):
                 running = running_jobs(tx)
                 now = tx.now
                 durations = analysis_durations(tx)
-                found = uses(tx)
-                used = {project.name: found[project.id] for project in list_projects(tx)}
+                uses_of_projects = uses(tx)
+                used = {project.name: uses_of_projects[project.id] for project in list_projects(tx)}
         except SQLAlchemyError as error:
             log.warning("metrics without the database", error=str(error).splitlines()[0])
             up.add_metric((), 0)
@@ -438,7 +438,7 @@ def router(metrics: Exposition) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, summary="Prometheus metrics")
     def scrape() -> Response:
-        return Response(exposition_generate_latest(metrics.told), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition_generate_latest(metrics.exposed), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

@@ -131,9 +131,9 @@ def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: 
     Parameters
     ----------
     named : Resource
-        Whose they are.
+        The process that the metrics describe.
     since_ns, now_ns : int
-        Unix time at which counting began, and of the values; ns.
+        Unix times, ns, of the start of counting and of the values.
     """
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
         MetricsData,
@@ -142,7 +142,7 @@ def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: 
     )
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
 
-    metrics = [sent for one in families if (sent := _sent(one, since_ns, now_ns)) is not None]
+    metrics = [sent for family in families if (sent := _sent(family, since_ns, now_ns)) is not None]
     scope = ScopeMetrics(InstrumentationScope("paceline"), metrics, "")
     return MetricsData([ResourceMetrics(named, [scope], "")])
 
@@ -157,7 +157,7 @@ def _sent(family: Metric, since_ns: int, now_ns: int) -> SentMetric | None:
     )
     from opentelemetry.sdk.metrics.export import Metric as SentMetric  # noqa: PLC0415 - an extra
 
-    samples = [one for one in family.samples if not one.name.endswith("_created")]
+    samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     if not samples:
         return None
     data: Gauge | Histogram | Sum
@@ -180,7 +180,7 @@ def _sent(family: Metric, since_ns: int, now_ns: int) -> SentMetric | None:
 def _numbers(samples: Sequence[Sample], since_ns: int, now_ns: int) -> list[NumberDataPoint]:
     from opentelemetry.sdk.metrics.export import NumberDataPoint  # noqa: PLC0415 - an extra
 
-    return [NumberDataPoint(one.labels, since_ns, now_ns, one.value) for one in samples]
+    return [NumberDataPoint(sample.labels, since_ns, now_ns, sample.value) for sample in samples]
 
 
 def _distributions(
@@ -191,12 +191,12 @@ def _distributions(
 
     up_to: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
     sums: dict[tuple[tuple[str, str], ...], float] = {}
-    for one in samples:
-        labels = tuple(sorted((name, text) for name, text in one.labels.items() if name != "le"))
-        if one.name.endswith("_bucket"):
-            up_to[labels][float(one.labels["le"])] = one.value
-        elif one.name.endswith("_sum"):
-            sums[labels] = one.value
+    for sample in samples:
+        labels = tuple(sorted((name, text) for name, text in sample.labels.items() if name != "le"))
+        if sample.name.endswith("_bucket"):
+            up_to[labels][float(sample.labels["le"])] = sample.value
+        elif sample.name.endswith("_sum"):
+            sums[labels] = sample.value
     points = []
     for labels, counts in up_to.items():
         bounds = sorted(counts)

@@ -116,13 +116,13 @@ def _queues(container: Container, tx: Reads) -> list[Queue]:
             ).group_by(TaskRun.kind)
         )
     }
-    found = []
+    queues = []
     for name, kind in sorted(container.kinds.items()):
         row = rows.get(name)
         waits = None if row is None or row[4] is None else max(0.0, float(row[4]))
         counts = (0, 0, 0) if row is None else (row[1], row[2], row[3])
-        found.append(Queue(name, kind.queue, *counts, waits))
-    return found
+        queues.append(Queue(name, kind.queue, *counts, waits))
+    return queues
 
 
 def _tables(tx: Reads) -> list[TableSize]:
@@ -266,13 +266,14 @@ def _port(settings: Settings) -> Part:
         with contextlib.closing(connection):
             connection.request("GET", "/healthz", headers={"Host": f"{host}:{settings.port}"})
             answer = connection.getresponse()
-            known = b'"instance"' in answer.read(4096)
+            is_server = b'"instance"' in answer.read(4096)
     except ConnectionRefusedError:
         return _free(name, settings)
     except (OSError, http.client.HTTPException) as error:
-        reason = "is no address of this machine" if _is_elsewhere(error) else "does not answer"
+        elsewhere = isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
+        reason = "is no address of this machine" if elsewhere else "does not answer"
         return Part(name, ready=False, detail=f"{settings.host} {reason}: set PACELINE_HOST")
-    if known:
+    if is_server:
         return Part(name, ready=True, detail="a server of Paceline answers")
     return Part(
         name, ready=False, detail="another program answers there: choose PACELINE_PORT anew"
@@ -287,10 +288,6 @@ def _free(name: str, settings: Settings) -> Part:
         detail = f"cannot listen on {settings.host}: {error.strerror}; set PACELINE_HOST or _PORT"
         return Part(name, ready=False, detail=detail)
     return Part(name, ready=True, detail="free: no server runs here")
-
-
-def _is_elsewhere(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
 
 
 def _telemetry() -> Iterator[Part]:

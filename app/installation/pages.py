@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+from markupsafe import Markup
 
 from app.access.guard import Here
 from app.installation.overview import Overview, Queue, TableSize, overview
 from app.installation.readiness import WorkerStatus
 from app.platform.settings import Settings
-from app.quotas.pages import quota_lines
-from app.quotas.usage import QUOTAS
+from app.quotas.pages import QuotaUse, quota_uses
 from app.sessions.arriving import (
     GuessingJob,
     IngestHealth,
@@ -25,85 +27,219 @@ from app.sessions.arriving import (
     ingest_health,
 )
 from app.web.format import age, byte_size, count, plural
-from app.web.links import Address
+from app.web.html import glyph, link
+from app.web.links import Address, job_url
+from app.web.moments import ago
 from app.web.pages import Pages
-from app.web.tables import Table, csv_file, one_of
+from app.web.tables import Listed, Shown, csv_file, one_of
 from app.web.time_ranges import Range, TimeQueryParam, range_choices
 
-# CSV file name → function that returns its table from ingest health.
-INGEST: Final[Mapping[str, Callable[[IngestHealth], Table]]] = {
-    "open": lambda found: Table.of(OpenSession, found.open),
-    "producers": lambda found: Table.of(Lagging, found.lagging),
-    "refused": lambda found: Table.of(Refusal, found.refusals),
-    "jobs": lambda found: Table.of(JobIntake, found.jobs),
-    "guesses": lambda found: Table.of(GuessingJob, found.guessing),
-}
+# Producers without a chunk that a row names.
+_NAMED: Final = 5
 
 
-def _sessions(found: Overview, _settings: Settings) -> Table:
-    return Table(("state", "sessions"), found.status.sessions.items())
+@dataclass(frozen=True, slots=True)
+class SessionsInState:
+    """The number of sessions of all projects in one state."""
+
+    state: str
+    sessions: int
 
 
-def _quotas(found: Overview, settings: Settings) -> Table:
-    return Table(
-        ("project", "quota", "used", "limit"),
-        (
-            (project, quota.name, quota.used(use), quota.limit(settings))
-            for project, use in found.uses.items()
-            for quota in QUOTAS
+def ingest_tables(health: IngestHealth) -> Mapping[str, Listed[Any]]:
+    """Return the tables of ingest health, by the names of their CSV files."""
+    now = health.now
+    return {
+        "open": Listed[OpenSession](
+            OpenSession,
+            health.open,
+            (
+                Shown("Session", lambda row: _session(row, row.id), of_cells="grow"),
+                Shown("Last chunk", lambda row: ago(row.last_chunk_at, now), classes="num"),
+                Shown("Chunks", lambda row: count(row.chunks), classes="num opt"),
+                Shown("Producers", lambda row: count(row.producers), classes="num"),
+                Shown(
+                    "Cells",
+                    lambda row: f"{count(row.covered)} of {count(row.cells)}",
+                    classes="num",
+                ),
+                Shown("Operations", lambda row: count(row.operations), classes="num opt"),
+                Shown("Refused", lambda row: count(row.refused), classes="num opt"),
+                Shown("Not heard of", _missing, classes="opt", of_cells="grow"),
+            ),
         ),
-    )
+        "producers": Listed[Lagging](
+            Lagging,
+            health.lagging,
+            (
+                Shown("Producer", lambda row: row.producer, of_cells="grow"),
+                Shown("Session", lambda row: _session(row, row.session), of_cells="grow"),
+                Shown("Behind", lambda row: age(row.behind.total_seconds()), classes="num"),
+                Shown("Last chunk", lambda row: ago(row.last_at, now), classes="num"),
+                Shown("Chunks", lambda row: count(row.chunks), classes="num opt"),
+                Shown("Done", lambda row: "yes" if row.final else "", classes="opt"),
+            ),
+        ),
+        "refused": Listed[Refusal](
+            Refusal,
+            health.refusals,
+            (
+                Shown("Reason", lambda row: link("/docs/http-api/", row.code), of_cells="grow"),
+                Shown("Bodies", lambda row: count(row.bodies), classes="num"),
+                Shown("Size", lambda row: byte_size(row.bytes), classes="num opt"),
+                Shown("Last, sent as", lambda row: row.last_job, of_cells="grow"),
+                Shown("When", lambda row: ago(row.last_at, now), classes="num"),
+            ),
+        ),
+        "jobs": Listed[JobIntake](
+            JobIntake,
+            health.jobs,
+            (
+                Shown("Job", lambda row: link(job_url(row.job), row.job), of_cells="grow"),
+                Shown("Sessions", lambda row: count(row.sessions), classes="num"),
+                Shown("Verdicts", lambda row: count(row.analyzed), classes="num"),
+                Shown("No verdict", lambda row: count(row.no_verdict), classes="num opt"),
+                Shown("Discarded", lambda row: count(row.discarded), classes="num opt"),
+                Shown("Failed", lambda row: count(row.failed), classes="num opt"),
+                Shown("In progress", lambda row: count(row.underway), classes="num opt"),
+                Shown("Sealed by silence", lambda row: count(row.silence), classes="num opt w2"),
+                Shown("Refused chunks", lambda row: count(row.refused), classes="num opt w2"),
+                Shown("Last", lambda row: ago(row.last_at, now), classes="num"),
+            ),
+        ),
+        "guesses": Listed[GuessingJob](
+            GuessingJob,
+            health.guessing,
+            (
+                Shown("Job", lambda row: link(job_url(row.job), row.job), of_cells="grow"),
+                Shown(
+                    "Guessed hosts",
+                    lambda row: f"{count(row.guessed)} of {count(row.hosts)}",
+                    classes="num",
+                ),
+                Shown("Such as", lambda row: row.example, classes="opt", of_cells="grow"),
+                Shown("Last", lambda row: ago(row.last_at, now), classes="num"),
+            ),
+        ),
+    }
 
 
-# CSV file name → function that returns its table from the installation's state.
-INSTALLATION: Final[Mapping[str, Callable[[Overview, Settings], Table]]] = {
-    "queues": lambda found, _: Table.of(Queue, found.queues),
-    "workers": lambda found, _: Table.of(WorkerStatus, found.status.workers),
-    "storage": lambda found, _: Table.of(TableSize, found.tables),
-    "sessions": _sessions,
-    "quotas": _quotas,
-}
+def _session(row: OpenSession | Lagging, session: uuid.UUID) -> Markup:
+    return link(f"/sessions/{session}", f"{row.job}, session {count(row.number)}")
 
 
-def ingest_heading(found: IngestHealth, about: Range) -> str:
+def _missing(row: OpenSession) -> str:
+    names, more = ", ".join(row.missing[:_NAMED]), len(row.missing) - _NAMED
+    return f"{names} and {count(more)} more" if more > 0 else names
+
+
+def installation_tables(state: Overview, settings: Settings) -> Mapping[str, Listed[Any]]:
+    """Return the tables of the installation's state, by the names of their CSV files."""
+    return {
+        "queues": Listed[Queue](
+            Queue,
+            state.queues,
+            (
+                Shown("Kind", lambda row: row.kind.replace("_", " "), of_cells="grow"),
+                Shown("Queue", lambda row: row.queue, classes="opt"),
+                Shown("Waiting", lambda row: count(row.queued), classes="num"),
+                Shown("Running", lambda row: count(row.running), classes="num"),
+                Shown("Given up", lambda row: count(row.dead), classes="num"),
+                Shown(
+                    "Oldest",
+                    lambda row: "" if row.oldest_s is None else age(row.oldest_s),
+                    classes="num",
+                ),
+            ),
+        ),
+        "workers": Listed[WorkerStatus](
+            WorkerStatus,
+            state.status.workers,
+            (
+                Shown("Host", lambda row: row.host, of_cells="grow"),
+                Shown("Process", lambda row: row.pid, classes="num opt"),
+                Shown("Queues", lambda row: row.queues),
+                Shown(
+                    "State",
+                    lambda row: glyph("done", "Alive") if row.alive else glyph("warn", "Gone"),
+                ),
+                Shown("Seen", lambda row: age(row.seen_age_s), classes="num"),
+            ),
+        ),
+        "storage": Listed[TableSize](
+            TableSize,
+            state.tables,
+            (
+                Shown("Table", lambda row: row.name, of_cells="grow"),
+                Shown("Size", lambda row: byte_size(row.bytes), classes="num"),
+                Shown("Rows", lambda row: count(row.rows), classes="num"),
+            ),
+        ),
+        "sessions": Listed[SessionsInState](
+            SessionsInState,
+            [SessionsInState(*item) for item in state.status.sessions.items()],
+            (
+                Shown("State", lambda row: row.state.replace("_", " "), of_cells="grow"),
+                Shown("Sessions", lambda row: count(row.sessions), classes="num"),
+            ),
+        ),
+        "quotas": Listed[QuotaUse](
+            QuotaUse,
+            [
+                row
+                for project, use in state.uses.items()
+                for row in quota_uses(project, use, settings)
+            ],
+            (
+                Shown("Project", lambda row: row.project, of_cells="nowrap"),
+                Shown("Quota", lambda row: row.title, of_cells="grow"),
+                Shown("Used", lambda row: count(row.used), classes="num"),
+                Shown("Limit", lambda row: row.limit_text, classes="num"),
+                Shown("Share", lambda row: row.share, classes="num opt"),
+            ),
+        ),
+    }
+
+
+def ingest_heading(health: IngestHealth, about: Range) -> str:
     """Return the heading of the page of ingest health."""
-    missing = [session for session in found.open if session.missing]
+    missing = [session for session in health.open if session.missing]
     if missing:
-        one = missing[0]
-        names = ", ".join(one.missing[:3])
+        session = missing[0]
+        names = ", ".join(session.missing[:3])
         return (
-            f"{one.job}, session {one.number} waits for {plural(len(one.missing), 'producer')}: "
-            f"{names}"
+            f"{session.job}, session {session.number} waits for "
+            f"{plural(len(session.missing), 'producer')}: {names}"
         )
-    if found.refusals:
-        first = found.refusals[0]
-        bodies = sum(one.bodies for one in found.refusals)
+    if health.refusals:
+        first = health.refusals[0]
+        bodies = sum(refusal.bodies for refusal in health.refusals)
         words = "body was" if bodies == 1 else "bodies were"
         return f"{count(bodies)} {words} refused, most often {first.code}"
-    if not found.sessions:
+    if not health.sessions:
         return f"Nothing arrived in {about.words}"
     return (
-        f"{plural(found.sessions, 'session')} of {plural(found.job_count, 'job')} arrived in "
+        f"{plural(health.sessions, 'session')} of {plural(health.job_count, 'job')} arrived in "
         f"{about.words}, and nothing was refused"
     )
 
 
-def installation_heading(found: Overview) -> str:
+def installation_heading(state: Overview) -> str:
     """Return the heading of the page of the installation."""
-    alive = [worker for worker in found.status.workers if worker.alive]
-    if found.behind:
-        return f"The schema is at {found.revision}, and this program needs {found.expected}"
+    alive = [worker for worker in state.status.workers if worker.alive]
+    if state.behind:
+        return f"The schema is at {state.revision}, and this program needs {state.expected}"
     if not any("analysis" in worker.queues.split(",") for worker in alive):
         return "No live worker takes analyses"
-    dead = sum(queue.dead for queue in found.queues)
+    dead = sum(queue.dead for queue in state.queues)
     if dead:
         return f"{plural(dead, 'piece')} of work {'was' if dead == 1 else 'were'} given up"
-    queued = sum(queue.queued for queue in found.queues)
-    waits = max((queue.oldest_s for queue in found.queues if queue.oldest_s), default=0.0)
+    queued = sum(queue.queued for queue in state.queues)
+    waits = max((queue.oldest_s for queue in state.queues if queue.oldest_s), default=0.0)
     behind = f", the oldest for {age(waits)}" if queued else ""
     return (
         f"{plural(len(alive), 'worker')} alive, {count(queued)} waiting{behind}, "
-        f"{byte_size(found.database_bytes)} stored"
+        f"{byte_size(state.database_bytes)} stored"
     )
 
 
@@ -117,41 +253,49 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
     def ingest_route(container: Here, time: TimeQueryParam) -> Response:
         about = time.about()
         with pages.reading(container) as (tx, nav):
-            found = ingest_health(tx, about.since(tx.now) or tx.now - _DAY)
+            health = ingest_health(tx, about.since(tx.now) or tx.now - _DAY)
+        query = Address("", time.parameters).but()
         return pages.render(
             "installation/ingest.html",
             nav,
-            found=found,
-            now=found.now,
-            heading=ingest_heading(found, about),
+            health=health,
+            now=health.now,
+            heading=ingest_heading(health, about),
             range=range_choices(about),
             about=about,
-            query=Address("", time.parameters).but(),
+            query=query,
+            tables={
+                name: table.drawn(f"/ingest/{name}.csv{query}", "plain fleet")
+                for name, table in ingest_tables(health).items()
+            },
         )
 
     @routes.get("/ingest/{name}.csv")
     def ingest_file_route(container: Here, name: str, time: TimeQueryParam) -> Response:
-        make = one_of(INGEST, name)
         with container.reading() as tx:
-            found = ingest_health(tx, time.about().since(tx.now) or tx.now - _DAY)
-        return csv_file(f"paceline-ingest-{name}.csv", make(found))
+            health = ingest_health(tx, time.about().since(tx.now) or tx.now - _DAY)
+        table = one_of(ingest_tables(health), name).table
+        return csv_file(f"paceline-ingest-{name}.csv", table)
 
     @routes.get("/installation")
     def installation_route(container: Here) -> Response:
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found = overview(container, tx)
+            state = overview(container, tx)
         return pages.render(
             "installation/installation.html",
             nav,
-            found=found,
-            now=found.now,
-            heading=installation_heading(found),
-            quotas={name: quota_lines(use, container.settings) for name, use in found.uses.items()},
+            state=state,
+            now=state.now,
+            heading=installation_heading(state),
+            tables={
+                name: table.drawn(f"/installation/{name}.csv", "plain fleet")
+                for name, table in installation_tables(state, container.settings).items()
+            },
         )
 
     @routes.get("/installation/{name}.csv")
     def installation_file_route(container: Here, name: str) -> Response:
-        make = one_of(INSTALLATION, name)
         with container.everywhere().reading() as tx:
-            found = overview(container, tx)
-        return csv_file(f"paceline-installation-{name}.csv", make(found, container.settings))
+            state = overview(container, tx)
+        table = one_of(installation_tables(state, container.settings), name).table
+        return csv_file(f"paceline-installation-{name}.csv", table)

@@ -122,8 +122,8 @@ class Part:
 class ReadinessProbe:
     """Checks the database, its schema, the broker and the workers.
 
-    Each is given a budget: probes of orchestrators give up after a second or more, and a part that
-    hangs must be named by then. While it hangs it is not asked again.
+    Each check has a time limit: probes of orchestrators give up after a second or more, and the
+    answer must name a hanging component before. While a check hangs, it is not started again.
     """
 
     def __init__(self, container: Container) -> None:
@@ -137,14 +137,14 @@ class ReadinessProbe:
             "broker": self._look("broker", _broker_alone),
         }
         wait(begun.values(), timeout=budget_s)
-        found: list[Part] = []
+        parts: list[Part] = []
         for name, look in begun.items():
             if look.done():
-                found += look.result()
+                parts += look.result()
             else:
                 _log.warning("not ready", part=name, error="hangs")
-                found.append(Part(name, ready=False, detail=f"no answer within {budget_s:g} s"))
-        return tuple(found)
+                parts.append(Part(name, ready=False, detail=f"no answer within {budget_s:g} s"))
+        return tuple(parts)
 
     def _look(
         self, name: str, look: Callable[[Container], tuple[Part, ...]]
@@ -205,7 +205,7 @@ def broker_part(container: Container, *, quietly: bool = False) -> Part:
     Parameters
     ----------
     quietly : bool
-        Say it as what is looked at often.
+        Whether to log the reason at a low level, for checks that are frequent.
     """
     settings = container.settings
     if settings.broker_url is None:
@@ -261,9 +261,11 @@ class Placed:
 def placed(tx: Reads) -> Placed:
     """Count the blobs of all projects, by place of storage."""
     # Part 0 exists for every blob, so counting these parts counts blobs.
-    here = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
-    there = select(func.count()).select_from(BlobObject)
-    return Placed(tx.session.execute(here).scalar_one(), tx.session.execute(there).scalar_one())
+    in_database = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
+    in_store = select(func.count()).select_from(BlobObject)
+    return Placed(
+        tx.session.execute(in_database).scalar_one(), tx.session.execute(in_store).scalar_one()
+    )
 
 
 def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
@@ -272,7 +274,7 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
     Parameters
     ----------
     blobs : Placed or None
-        None if the database was not asked.
+        Numbers of blobs; None if the database was not queried.
     """
     where = ""
     if blobs is not None:
@@ -300,7 +302,7 @@ def _refused(store: ObjectStore) -> str | None:
     steps: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("write", lambda: store.write(key, [data]) == len(data)),
         ("read", lambda: b"".join(store.read(key, len(data))) == data),
-        ("list", lambda: any(one.key == key for one in next(store.pages(before), ()))),
+        ("list", lambda: any(listed.key == key for listed in next(store.pages(before), ()))),
         ("delete", delete),
     )
     for name, do in steps:

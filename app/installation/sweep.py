@@ -1,8 +1,8 @@
 """Use case: recover task runs whose message or worker was lost.
 
-A message may be lost, a worker killed, the broker away: the rows say what is still to be done. A
-pass needs neither the broker (what it publishes may be lost again, the next pass is seconds away)
-nor a free worker (it runs in the supervising parent).
+A message may be lost, a worker killed, the broker unavailable: the rows contain all pending work. A
+pass needs neither the broker (if its messages are lost again, the next pass is seconds away) nor a
+free worker (it runs in the supervising parent).
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ async def search_docs(ctx: Ctx, words: Annotated[str, Field(min_length=1, max_le
     """Search Paceline's documentation: sections that have most of the words, with their text."""
     api = api_of(ctx)
     index = _Index.model_validate_json(await api.page(_INDEX))
-    asked = set(re.findall(r"\w+", words.lower()))
-    found = sorted(
-        ((score, section) for section in index.docs if (score := _score(section, asked))),
-        key=lambda one: -one[0],
+    query = set(re.findall(r"\w+", words.lower()))
+    sections = sorted(
+        ((score, section) for section in index.docs if (score := _score(section, query))),
+        key=lambda scored: -scored[0],
     )[:_SECTIONS]
     rows: list[dict[str, Value]] = [
         {
@@ -59,14 +59,16 @@ async def search_docs(ctx: Ctx, words: Annotated[str, Field(min_length=1, max_le
             "text": section.text,
             "link": f"{api.link('docs')}/{section.location}",
         }
-        for _, section in found
+        for _, section in sections
     ]
     return Answer({"sections": len(rows)}, rows).text()
 
 
-def _score(section: _Section, asked: set[str]) -> int:
-    title, text = (set(re.findall(r"\w+", one.lower())) for one in (section.title, section.text))
-    return _IN_TITLE * len(asked & title) + len(asked & text)
+def _score(section: _Section, query: set[str]) -> int:
+    title, text = (
+        set(re.findall(r"\w+", text_.lower())) for text_ in (section.title, section.text)
+    )
+    return _IN_TITLE * len(query & title) + len(query & text)
 
 
 class _Host(BaseModel):
@@ -92,11 +94,11 @@ async def hosts(
 ) -> str:
     """List hosts, the one that cost most GPU-hours first, with the GPUs that causes name."""
     api = api_of(ctx)
-    found = await api.get(_Hosts, "hosts", q=words, show=show, limit=limit)
+    listed = await api.get(_Hosts, "hosts", q=words, show=show, limit=limit)
     rows: list[dict[str, Value]] = [
-        {**host.model_dump(), "link": api.link("hosts", host.host)} for host in found.hosts
+        {**host.model_dump(), "link": api.link("hosts", host.host)} for host in listed.hosts
     ]
-    return Answer({"hosts": found.total}, rows, api.link("hosts")).text()
+    return Answer({"hosts": listed.total}, rows, api.link("hosts")).text()
 
 
 # Maximum of events of an incident's history in an answer, the latest.
@@ -125,30 +127,30 @@ async def list_incidents(
 ) -> str:
     """List incidents, firing ones first: cause, where, since when, severity."""
     api = api_of(ctx)
-    found = await api.get(IncidentListBody, "incidents", state=state, job=job, limit=limit)
-    rows = [_row(api, incident) for incident in found.incidents]
+    listed = await api.get(IncidentListBody, "incidents", state=state, job=job, limit=limit)
+    rows = [_row(api, incident) for incident in listed.incidents]
     return Answer({"incidents": len(rows)}, rows, api.link("incidents")).text()
 
 
 async def get_incident(ctx: Ctx, incident: UUID) -> str:
     """Read an incident: what its latest session said, its history and its comments."""
     api = api_of(ctx)
-    found = await api.get(_Incident, "incidents", str(incident))
+    read = await api.get(_Incident, "incidents", str(incident))
     events: list[dict[str, Value]] = [
         {"event": event.event, "at": event.at, "by": event.actor, "note": event.note}
-        for event in found.events[-_EVENTS:]
+        for event in read.events[-_EVENTS:]
     ]
     comments: list[dict[str, Value]] = [
         {"comment": comment.words, "at": comment.at, "by": comment.author}
-        for comment in found.comments[-_COMMENTS:]
+        for comment in read.comments[-_COMMENTS:]
     ]
     facts: dict[str, Value] = {
-        **_row(api, found),
-        "why_resolved": found.why_resolved,
-        "acknowledged_by": found.acknowledged_by,
-        "assignee": found.assignee,
-        "silenced_until": found.silenced_until,
-        "what_its_session_said": found.facts,
+        **_row(api, read),
+        "why_resolved": read.why_resolved,
+        "acknowledged_by": read.acknowledged_by,
+        "assignee": read.assignee,
+        "silenced_until": read.silenced_until,
+        "what_its_session_said": read.facts,
     }
     return Answer(facts, [*events, *comments], api.link("incidents", str(incident))).text()
 
@@ -162,8 +164,8 @@ async def acknowledge(
     api = api_of(ctx)
     # If users sign in, the server takes the name from the token instead.
     body = {"by": "assistant", "note": note}
-    found = await api.post(_Incident, body, "incidents", str(incident), "ack")
-    return Answer(_row(api, found), link=api.link("incidents", str(incident))).text()
+    acknowledged = await api.post(_Incident, body, "incidents", str(incident), "ack")
+    return Answer(_row(api, acknowledged), link=api.link("incidents", str(incident))).text()
 
 
 def _row(api: Api, incident: IncidentBody) -> dict[str, Value]:
@@ -197,15 +199,15 @@ async def list_jobs(
 ) -> str:
     """List jobs, the one that loses most GPU-hours first, with the verdict of each."""
     api = api_of(ctx)
-    found = await api.get(JobListBody, "jobs", q=words, show=show, limit=limit)
-    rows = [_job_row(api, job) for job in found.jobs]
-    return Answer({"jobs": found.total}, rows, api.link()).text()
+    listed = await api.get(JobListBody, "jobs", q=words, show=show, limit=limit)
+    rows = [_job_row(api, job) for job in listed.jobs]
+    return Answer({"jobs": listed.total}, rows, api.link()).text()
 
 
 async def get_job(ctx: Ctx, job: JobName) -> str:
     """Read a job over time: its latest sessions, and the changes that lasted."""
     api = api_of(ctx)
-    found = await api.get(JobAxis, "jobs", job, "history")
+    axis = await api.get(JobAxis, "jobs", job, "history")
     sessions: list[dict[str, Value]] = [
         {
             "session": point.number,
@@ -216,7 +218,7 @@ async def get_job(ctx: Ctx, job: JobName) -> str:
             "gpu_hours_lost_an_hour": point.gpu_hours_lost_per_hour,
             "cause": point.cause,
         }
-        for point in found.points[-_SESSIONS:]
+        for point in axis.points[-_SESSIONS:]
     ]
     changes: list[Value] = [
         {
@@ -227,23 +229,23 @@ async def get_job(ctx: Ctx, job: JobName) -> str:
             "cause": change.cause,
             "mark": change.mark,
         }
-        for change in found.changes[:_CHANGES]
+        for change in axis.changes[:_CHANGES]
     ]
-    facts: dict[str, Value] = {"job": job, "sessions": len(found.points), "changes": changes}
+    facts: dict[str, Value] = {"job": job, "sessions": len(axis.points), "changes": changes}
     return Answer(facts, sessions[::-1], api.link("jobs", job)).text()
 
 
 def _job_row(api: Api, job: JobBody) -> dict[str, Value]:
-    told, urgent = job.told, job.incident
-    headline = told.headline
+    verdict, urgent = job.told, job.incident
+    headline = verdict.headline
     return {
         "job": job.name,
-        "verdict": told.reason if headline is None else headline.sentence,
+        "verdict": verdict.reason if headline is None else headline.sentence,
         "slowdown": None if headline is None else headline.slowdown,
         "gpu_hours_lost_an_hour": None if headline is None else headline.gpu_hours_lost_per_hour,
-        "state": told.state,
-        "session": told.id,
-        "received_at": told.received_at,
+        "state": verdict.state,
+        "session": verdict.id,
+        "received_at": verdict.received_at,
         "incident": None if urgent is None else urgent.id,
         "labels": job.labels or None,
         "finished": job.finished or None,
@@ -285,24 +287,24 @@ async def plan(
 ) -> str:
     """Search the pipeline template that executes fastest on a cluster; takes up to a minute."""
     api = api_of(ctx)
-    asked = {"spec": specification, "time_limit_s": _TIME_LIMIT_S}
-    submitted = await api.post(_Submitted, asked, "plans")
+    body = {"spec": specification, "time_limit_s": _TIME_LIMIT_S}
+    submitted = await api.post(_Submitted, body, "plans")
     for _ in range(_POLLS):
-        found = await api.get(_Plan, "plans", str(submitted.plan))
-        if found.state not in PlanState.UNDERWAY:
+        answered = await api.get(_Plan, "plans", str(submitted.plan))
+        if answered.state not in PlanState.UNDERWAY:
             break
         await asyncio.sleep(_POLL_S)
     else:
         message = f"the plan still waits for a worker: {api.link('plans', str(submitted.plan))}"
         raise ToolError(message)
     facts: dict[str, Value] = {
-        "state": found.state,
-        "iteration_time_ms": found.iteration_ms,
-        "gap": found.gap,
-        "reason": found.reason,
+        "state": answered.state,
+        "iteration_time_ms": answered.iteration_ms,
+        "gap": answered.gap,
+        "reason": answered.reason,
     }
     changes: list[dict[str, Value]] = [
-        {"code": fault.code, "what_would_help": fault.message} for fault in found.faults
+        {"code": fault.code, "what_would_help": fault.message} for fault in answered.faults
     ]
     return Answer(facts, changes, api.link("plans", str(submitted.plan))).text()
 
@@ -334,22 +336,22 @@ class _Comparison(BaseModel):
 async def get_session(ctx: Ctx, session: SessionId) -> str:
     """Read a session: state, sizes, the sentence of its verdict, and why there is none."""
     api = api_of(ctx)
-    found = await api.get(_Session, "sessions", str(session))
-    headline = found.headline
+    read = await api.get(_Session, "sessions", str(session))
+    headline = read.headline
     facts: dict[str, Value] = {
-        "job": found.job,
-        "session": found.session,
-        "state": found.state,
-        "received_at": found.received_at,
-        "sizes": found.sizes.model_dump(),
-        "steps": found.steps,
+        "job": read.job,
+        "session": read.session,
+        "state": read.state,
+        "received_at": read.received_at,
+        "sizes": read.sizes.model_dump(),
+        "steps": read.steps,
         "verdict": None if headline is None else headline.sentence,
         "slowdown": None if headline is None else headline.slowdown,
         "gpu_hours_lost_an_hour": None if headline is None else headline.gpu_hours_lost_per_hour,
-        "reason": found.reason,
-        "reason_code": found.reason_code,
-        "labels": found.meta.get("labels"),
-        "has_report": found.has_report,
+        "reason": read.reason,
+        "reason_code": read.reason_code,
+        "labels": read.meta.get("labels"),
+        "has_report": read.has_report,
     }
     return Answer(facts, link=api.link("sessions", str(session))).text()
 
@@ -397,16 +399,16 @@ async def what_if(ctx: Ctx, session: SessionId, question: WrittenQuestion) -> st
     selects it: then `duration` (`recorded`, `ideal` or `peers`) times `scale`.
     """
     api = api_of(ctx)
-    asked = question.model_dump(mode="json", exclude_unset=True, by_alias=True)
-    found = await api.post(_Answered, asked, "sessions", str(session), "what-if")
-    return Answer(found.model_dump(), link=api.link("sessions", str(session))).text()
+    body = question.model_dump(mode="json", exclude_unset=True, by_alias=True)
+    answered = await api.post(_Answered, body, "sessions", str(session), "what-if")
+    return Answer(answered.model_dump(), link=api.link("sessions", str(session))).text()
 
 
 async def compare(ctx: Ctx, before: SessionId, after: SessionId) -> str:
     """Hold two sessions side by side: step times with a test, and causes that came or went."""
     api = api_of(ctx)
-    found = await api.get(_Comparison, "sessions", str(before), "compare", str(after))
-    times = found.step_times
+    comparison = await api.get(_Comparison, "sessions", str(before), "compare", str(after))
+    times = comparison.step_times
     facts: dict[str, Value] = {}
     if times is not None:
         facts = {
@@ -422,7 +424,7 @@ async def compare(ctx: Ctx, before: SessionId, after: SessionId) -> str:
             "share_after": cause.after,
             "change": cause.change,
         }
-        for cause in found.causes
+        for cause in comparison.causes
     ]
     return Answer(facts, causes, f"{api.link('compare')}?a={before}&b={after}").text()
 

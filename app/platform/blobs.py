@@ -200,9 +200,11 @@ def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
         is not.
     """
     project_id = cast("int", tx.scope.project_id)
-    here = {blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None}
-    if len(here) == 1:
-        for blob_id, pieces in here.items():
+    of_database = {
+        blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None
+    }
+    if len(of_database) == 1:
+        for blob_id, pieces in of_database.items():
             write_parts(tx, blob_id, project_id, pieces)
     else:
         with connection_of(tx).cursor() as cursor:
@@ -210,7 +212,7 @@ def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
                 _WRITE_PART,
                 [
                     (project_id, blob_id, number, part)
-                    for blob_id, pieces in here.items()
+                    for blob_id, pieces in of_database.items()
                     for number, part in enumerate(_parts(pieces))
                 ],
             )
@@ -238,8 +240,8 @@ def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
     NotFoundError
         If there is no such blob.
     """
-    found = _object_of(tx, blob_id)
-    return tuple(_read_parts(tx, blob_id)) if found is None else found
+    stored = _object_of(tx, blob_id)
+    return tuple(_read_parts(tx, blob_id)) if stored is None else stored
 
 
 def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
@@ -257,8 +259,8 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     ObjectStoreError
         If the bytes are in the object store and the store does not answer.
     """
-    found = _object_of(tx, blob_id)
-    yield from _read_parts(tx, blob_id) if found is None else found
+    stored = _object_of(tx, blob_id)
+    yield from _read_parts(tx, blob_id) if stored is None else stored
 
 
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
@@ -311,18 +313,14 @@ def _read_parts(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
         if part is not None:
             yield part
             continue
-        if number == 0:
-            _refuse(tx, blob_id)
-        return
-
-
-def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
-    query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
-    if tx.objects is None and tx.session.execute(query).scalar() is not None:
-        raise StartupError(
-            "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
-        )
-    raise NotFoundError(f"there is no blob {blob_id}")
+        if number > 0:
+            return
+        query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
+        if tx.objects is None and tx.session.execute(query).scalar() is not None:
+            raise StartupError(
+                "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
+            )
+        raise NotFoundError(f"there is no blob {blob_id}")
 
 
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:

@@ -27,10 +27,6 @@ from kombu.utils.json import dumps, loads
 
 from app.platform.settings import Settings
 
-# The broker only wakes workers. Every message is the id of a row of `task_run`; a message that is
-# lost, doubled or late delays the task until the sweeper's next pass at most.
-
-
 TASK_NAME: Final = "paceline.run"
 ANALYSIS_QUEUE: Final = "analysis"
 IO_QUEUE: Final = "io"

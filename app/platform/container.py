@@ -67,26 +67,27 @@ class Container:
 
     settings: Settings
     engine: Engine
-    """Connections to the database; use cases go through `uow`."""
+    """Pool of connections to the database; use cases open transactions with `uow`."""
     dispatcher: Dispatcher
-    """Nudges workers, in a thread of its own."""
+    """Publishes ids of task runs to the broker from a thread of its own."""
     publish: Publish
-    """Hands a nudge to the dispatcher; `uow` does so after its commit."""
+    """Passes the id of a task run to the dispatcher; `uow` calls it after a commit."""
     kinds: Mapping[str, TaskKind]
-    """The work that there is, by name."""
+    """The kinds of durable tasks, by name."""
     scope: Scope | None = None
-    """Whose rows its transactions see; a process's own container has none and opens none, so that
-    nothing sees another project's rows because a call was forgotten."""
+    """Projects whose rows the transactions may read and write. The container of a process has no
+    scope and opens no transaction, so that a forgotten `within` cannot expose another project.
+    """
     principal: Principal = INSTALLATION
-    """In whose name things are done."""
+    """The user or program on whose behalf the transactions run."""
     pages_at: str = ""
-    """What stands before the paths of the pages: ``/p/research``, or nothing."""
+    """Prefix of the paths of pages: ``/p/research``, or empty."""
     refusals: Refusals = field(default_factory=Refusals)
-    """What this process refused and has not written yet."""
+    """Refused requests of this process that are not in the audit log yet."""
     objects: Objects | None = None
-    """Where large blobs go; None keeps all in the database."""
+    """Object store of large blobs; None: the database stores all blobs."""
     moment: datetime | None = None
-    """The time of its transactions; None: the database's."""
+    """Fixed time of the transactions; None: the database's clock."""
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
         """Return this container, limited to one project."""

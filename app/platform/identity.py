@@ -72,7 +72,7 @@ class Principal:
 
     def rights_in(self, project_id: int) -> frozenset[Right]:
         """Return the principal's rights in a project; empty without access."""
-        own = (rights for known, rights in self.in_projects if known == project_id)
+        own = (rights for project, rights in self.in_projects if project == project_id)
         return self.everywhere.union(*own)
 
     def called(self, name: str | None) -> Self:
@@ -88,7 +88,7 @@ class Principal:
     @property
     def projects(self) -> frozenset[int] | None:
         """Return the ids of the visible projects; None if all projects are visible."""
-        return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
+        return None if self.everywhere else frozenset(project for project, _ in self.in_projects)
 
 
 # The program's own background work, and requests without sign-in on the user's own machine.
@@ -124,7 +124,7 @@ class Refusals:
         """Count a refused request."""
         with self._lock:
             if refusal not in self._counts:
-                alike = sum(known.kind is refusal.kind for known in self._counts)
+                alike = sum(counted.kind is refusal.kind for counted in self._counts)
                 if alike >= LINES:
                     refusal = Refusal(refusal.kind, OTHERS, ANYTHING, "refused")
             self._counts[refusal] += count
@@ -168,15 +168,15 @@ class GroupRole:
         return cls(group, Role(role), project or None)
 
 
-def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | None, Role]:
+def roles_of(groups: Collection[str], group_roles: Iterable[GroupRole]) -> dict[str | None, Role]:
     """Return the strongest role of the groups in each project; the key None is for all projects."""
-    found: dict[str | None, Role] = {}
-    for entry in known:
+    strongest: dict[str | None, Role] = {}
+    for entry in group_roles:
         if entry.group == ANYBODY or entry.group in groups:
-            present = found.get(entry.project)
+            present = strongest.get(entry.project)
             if present is None or len(entry.role.rights) > len(present.rights):
-                found[entry.project] = entry.role
-    return found
+                strongest[entry.project] = entry.role
+    return strongest
 
 
 MAX_NAME_CHARACTERS: Final = 100

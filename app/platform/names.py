@@ -63,19 +63,19 @@ def lookalike(name: str) -> str | None:
 
 
 def _mixture(name: str) -> str | None:
-    found: dict[str, str] = {}
+    scripts: dict[str, str] = {}
     for character in name:
         if character.isalpha():
-            found.setdefault(_script(character), character)
-    others = [script for script in found if script != LATIN]
+            scripts.setdefault(_script(character), character)
+    others = [script for script in scripts if script != LATIN]
     if len(others) > 1:
         first, second, *_ = others
-    elif others and LATIN in found and others[0] in _ALIKE:
+    elif others and LATIN in scripts and others[0] in _ALIKE:
         first, second = LATIN, others[0]
     else:
         return None
     alike = ", which look alike" if second in _ALIKE else ""
-    letter = found[second]
+    letter = scripts[second]
     return f"mixes {first} and {second} letters{alike}: {letter} ({_code(letter)})"
 
 

@@ -120,8 +120,8 @@ def resolve(host: str, port: int) -> list[str]:
     OSError
         If the name has no address.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class AddressGuard:
         """
         if limit_s <= 0:
             raise DeliveryError("timeout", "The time for this attempt is over.")
-        found = self._look_up(host, port, limit_s)
-        for text in found:
+        addresses = self._look_up(host, port, limit_s)
+        for text in addresses:
             # The text of a link-local address ends with its interface: fe80::1%eth0
             address = ipaddress.ip_address(text.partition("%")[0])
             if not self.permits(address):
@@ -162,7 +162,7 @@ class AddressGuard:
                     "can allow its network with PACELINE_ALERT_ALLOWED_NETWORKS.",
                     permanent=True,
                 )
-        return found
+        return addresses
 
     def _look_up(self, host: str, port: int, limit_s: float) -> list[str]:
         # The system's resolver has no configurable time limit, so it runs in a thread.
@@ -369,10 +369,11 @@ def check(response: Response) -> ReceiverAnswer:
     status = response.status
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
         return response.answer
+    redirected = "; redirects are not followed" if 300 <= status < 400 else ""  # noqa: PLR2004 - the class of redirects
     passing = status >= 500 or status in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)  # noqa: PLR2004 - the class of server errors
     raise DeliveryError(
         "http.status",
-        _sentence(response),
+        f"The receiver answered {status}{redirected}.",
         permanent=not passing,
         disable=status == GONE,
         answer=response.answer,
@@ -480,12 +481,6 @@ def _limited(parts: Iterable[bytes]) -> bytes:
 
 def _too_slow(limit_s: float) -> DeliveryError:
     return DeliveryError("timeout", f"The receiver did not answer within {limit_s:g} s.")
-
-
-def _sentence(response: Response) -> str:
-    if 300 <= response.status < 400:  # noqa: PLR2004 - the class of redirects
-        return f"The receiver answered {response.status}; redirects are not followed."
-    return f"The receiver answered {response.status}."
 
 
 # Delays before the attempts, as Standard Webhooks proposes: short at first, for a restart of the

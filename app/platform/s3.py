@@ -112,9 +112,9 @@ class S3Objects:
                     max_concurrency=PARTS_AT_ONCE,
                 )
             # The size is checked because a store may confirm an upload and hold fewer bytes.
-            there = obstore.head(self._store, key)["size"]
-        if there != size:
-            raise ObjectStoreError(f"The object store kept {there} of {size} bytes.")
+            stored = obstore.head(self._store, key)["size"]
+        if stored != size:
+            raise ObjectStoreError(f"The object store kept {stored} of {size} bytes.")
         return size
 
     def read(self, key: str, size: int) -> Iterator[bytes]:
@@ -140,7 +140,8 @@ class S3Objects:
             if page is None:
                 return
             yield [
-                ListedObject(found["path"], found["size"], found["last_modified"]) for found in page
+                ListedObject(listed["path"], listed["size"], listed["last_modified"])
+                for listed in page
             ]
 
     def delete(self, keys: Sequence[str]) -> None:

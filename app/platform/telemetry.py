@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
-# The trace context travels between processes in durable rows, in the form of a `traceparent` header
-# (W3C Trace Context); messages of the broker hold none. Without a configured receiver none of this
-# has an effect.
-
-
 TRACEPARENT: Final = "traceparent"
 
 Value = str | int | float | bool

@@ -134,15 +134,15 @@ def faults_of(
     inner : str
         Key whose elements have paths of their own.
     """
-    found = []
+    faults = []
     for item in error.errors(include_url=False)[:MOST_FAULTS]:
         place = item["loc"]
         if place[:1] == (inner,) and (place[1:] or item["type"] != "missing"):
             place = place[1:]
         path = path_of(place)
         message = _message(item, path or root)
-        found.append(Fault(codes.get(item["type"], otherwise), message, column=path))
-    return found
+        faults.append(Fault(codes.get(item["type"], otherwise), message, column=path))
+    return faults
 
 
 def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) -> tuple[Fault, ...]:

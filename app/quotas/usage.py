@@ -43,23 +43,23 @@ class Use:
     sessions_this_hour: int
     """New sessions since the full hour."""
     bytes: int
-    """Of all its sessions that are there; bytes as they were sent."""
+    """Bytes of all stored sessions, as they were sent."""
     operations: int
-    """Of all its sessions that are there; bytes as they were sent."""
+    """Number of operations of all stored sessions."""
     hour_left_s: float
-    """Until `sessions_this_hour` is 0 again."""
+    """Seconds until `sessions_this_hour` starts again at 0."""
     open_sessions: int = 0
-    """That take chunks, where they were asked for."""
+    """Number of sessions that accept chunks; 0 if they were not counted."""
     producers: int = 0
-    """Of the open sessions, where they were asked for."""
+    """Number of producers of the open sessions; 0 if they were not counted."""
     jobs: int = 0
-    """That are there, where they were asked for."""
+    """Number of jobs; 0 if they were not counted."""
     attempts: int = 0
-    """That are there, where they were asked for."""
+    """Number of attempts of all jobs; 0 if they were not counted."""
     tensor_groups: int = 0
-    """That are there, where they were asked for."""
+    """Number of tensor-parallel groups; 0 if they were not counted."""
     probed_devices: int = 0
-    """Of all its probes, where they were asked for."""
+    """Number of devices in all probes; 0 if they were not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,9 @@ def use_of(
     Parameters
     ----------
     made : tuple of Quota
-        Of `MADE`, those that are counted; the others stay 0.
+        Quotas of `MADE` whose rows are counted; the use of the others is 0.
     opened : bool
-        Whether what is open is counted; else it stays 0.
+        Whether open sessions and producers are counted; otherwise their numbers are 0.
     """
     # One statement instead of one per count: `count` runs it under the lock that other senders of
     # the project wait for.
@@ -200,10 +200,10 @@ def use_of(
         ).scalar_subquery()
     if counts:
         query = _SUMMED_USE.add_columns(*counts.values())
-        found = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
+        row = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
     else:
-        (found,) = _PREPARED.rows(tx.session, project_id=project_id)
-    hour, hour_sessions, size, operations, now, *counted = found
+        (row,) = _PREPARED.rows(tx.session, project_id=project_id)
+    hour, hour_sessions, size, operations, now, *counted = row
     tx.is_at(now)
     return summed_use(
         tx.now,
@@ -246,10 +246,10 @@ def uses(tx: Reads) -> dict[int, Use]:
     query = select(
         Project.id,
         ProjectUsage,
-        *(func.coalesce(one.c.counted, 0).label(name) for name, one in counted.items()),
+        *(func.coalesce(counting.c.counted, 0).label(name) for name, counting in counted.items()),
     ).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
-    for one in counted.values():
-        query = query.outerjoin(one, one.c.project_id == Project.id)
+    for counting in counted.values():
+        query = query.outerjoin(counting, counting.c.project_id == Project.id)
     return {
         project_id: Use(
             sessions_this_hour=used.hour_sessions if used and used.hour == hour else 0,
@@ -308,12 +308,12 @@ def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quo
     Parameters
     ----------
     quotas : tuple of Quota
-        Of which something is needed; the others may be used up.
+        Quotas that the request needs; other quotas may be used up.
 
     Raises
     ------
     QuotaExceededError
-        If nothing is left of one of them.
+        If one of these quotas is used up.
     """
     use = use_of(tx, project_id, made=(), opened=not set(quotas) <= set(SUMMED))
     for quota in quotas:
@@ -339,12 +339,12 @@ def count(  # noqa: PLR0913 - one of each
     size : int
         Bytes as they were sent.
     quotas : tuple of Quota
-        What the transaction adds to; what is open is counted only if they name it.
+        Quotas to which the transaction adds; open sessions are counted only if these need them.
 
     Raises
     ------
     QuotaExceededError
-        If that is over a quota; the transaction is to be rolled back.
+        If a quota is exceeded; the caller must roll the transaction back.
     """
     given = {
         "project": project_id,
@@ -373,12 +373,12 @@ def count(  # noqa: PLR0913 - one of each
 def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
     """Refuse a created row if it exceeds its quota, within the transaction that created it.
 
-    Others of the project that make or store something wait from then on.
+    Concurrent transactions of the project that create or store rows wait until this one ends.
 
     Raises
     ------
     QuotaExceededError
-        If there are more than may be; the transaction is to be rolled back.
+        If the quota is exceeded; the caller must roll the transaction back.
     """
     if quota.limit(settings) is None:
         return
@@ -393,17 +393,18 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     Parameters
     ----------
     tx : UnitOfWork
-        The one that takes them away, as the last that it does: the sum is exact whoever is killed.
+        The transaction that deletes them; call this function last in it, so that the sums are exact
+        whichever process is killed.
     """
     # The lock orders concurrent transactions: each has committed and is part of the sums, or adds
     # to them afterwards.
     hour = _wait_for_others(tx, project_id)
-    there = Session.trace_removed_at.is_(None)
+    has_trace = Session.trace_removed_at.is_(None)
     stored = tx.session.execute(
         select(
             func.count().filter(Session.received_at >= hour).label("hour_sessions"),
-            func.coalesce(func.sum(Session.body_bytes).filter(there), 0).label("bytes"),
-            func.coalesce(func.sum(Session.operations).filter(there), 0).label("operations"),
+            func.coalesce(func.sum(Session.body_bytes).filter(has_trace), 0).label("bytes"),
+            func.coalesce(func.sum(Session.operations).filter(has_trace), 0).label("operations"),
         )
         .select_from(Session)
         .where(Session.project_id == project_id)

@@ -145,12 +145,12 @@ def router() -> APIRouter:
 
 def _sessions(routes: APIRouter) -> None:
     @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
-    def post_many(here: Here, body: SelectionBody) -> ManyAgain:
+    def post_many(container: Here, body: SelectionBody) -> ManyAgain:
         """Queue the selected sessions, newest first, for example after an update."""
         selection = Selection(
             tuple(SessionState(state) for state in body.states), body.job, body.before
         )
-        return analyze_many_again(here, selection, body.limit)
+        return analyze_many_again(container, selection, body.limit)
 
     @routes.post(
         "/sessions/{session}/analyze",
@@ -158,76 +158,76 @@ def _sessions(routes: APIRouter) -> None:
         summary="Analyze a session again",
         responses={409: problems.described("Its operations still arrive, or are gone")},
     )
-    def post_again(here: Here, session: uuid.UUID) -> Again:
+    def post_again(container: Here, session: uuid.UUID) -> Again:
         """Queue another analysis; the session's report stays until the new report replaces it."""
-        return analyze_again(here, session)
+        return analyze_again(container, session)
 
     @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
-    def put_pin(here: Here, session: uuid.UUID) -> Response:
+    def put_pin(container: Here, session: uuid.UUID) -> Response:
         """Exempt the session from the retention rules."""
-        pin_session(here, session, pinned=True)
+        pin_session(container, session, pinned=True)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Unpin a session")
-    def delete_pin(here: Here, session: uuid.UUID) -> Response:
+    def delete_pin(container: Here, session: uuid.UUID) -> Response:
         """Subject the session to the retention rules again."""
-        pin_session(here, session, pinned=False)
+        pin_session(container, session, pinned=False)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
-    def remove_session(here: Here, session: uuid.UUID) -> Response:
+    def remove_session(container: Here, session: uuid.UUID) -> Response:
         """Hide the session at once; its storage is freed within minutes."""
-        delete_session(here, session)
+        delete_session(container, session)
         return Response(status_code=NO_CONTENT)
 
 
 def _jobs(routes: APIRouter) -> None:
     @routes.patch("/jobs/{job}", status_code=NO_CONTENT, summary="Rename or archive a job")
-    def patch_job(here: Here, job: JobName, body: JobChangeBody) -> Response:
+    def patch_job(container: Here, job: JobName, body: JobChangeBody) -> Response:
         """Rename or archive a job; sessions sent under its old name form another job."""
         if body.archived is not None:
-            archive_job(here, job, archived=body.archived)
+            archive_job(container, job, archived=body.archived)
         if body.name is not None:
-            rename_job(here, job, body.name)
+            rename_job(container, job, body.name)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/jobs/{job}", status_code=NO_CONTENT, summary="Delete a job")
-    def remove_job(here: Here, job: JobName) -> Response:
+    def remove_job(container: Here, job: JobName) -> Response:
         """Delete the job with its sessions, reports, incidents and tensor-parallel groups."""
-        delete_job(here, job)
+        delete_job(container, job)
         return Response(status_code=NO_CONTENT)
 
 
 def _retention(routes: APIRouter) -> None:
     @routes.get("/retention", summary="What the project keeps")
-    def get_retention(here: Here) -> RetentionStateBody:
+    def get_retention(container: Here) -> RetentionStateBody:
         """Return the retention rules, and the number and bytes of the stored items of each kind."""
-        return _state(here)
+        return _state(container)
 
     @routes.put(
         "/retention",
         summary="Change the project&#39;s retention rules",
         responses={422: problems.described("A rule cannot be used")},
     )
-    def put_retention(here: Here, body: RetentionBody) -> RetentionStateBody:
+    def put_retention(container: Here, body: RetentionBody) -> RetentionStateBody:
         """Store the rules; items that exceed them are deleted within minutes, the oldest first."""
-        set_rules(here, retention_rules(body.model_dump()))
-        return _state(here)
+        set_rules(container, retention_rules(body.model_dump()))
+        return _state(container)
 
     @routes.post(
         "/retention/preview",
         summary="What retention rules would take away now",
         responses={422: problems.described("A rule cannot be used")},
     )
-    def post_preview(here: Here, body: RetentionBody) -> LossesBody:
+    def post_preview(container: Here, body: RetentionBody) -> LossesBody:
         """Count the items that the rules would delete; nothing is changed."""
         rules = retention_rules(body.model_dump())
-        with here.reading() as tx:
+        with container.reading() as tx:
             return LossesBody(losses=losses_of(tx, rules))
 
 
-def _state(here: Container) -> RetentionStateBody:
-    with here.reading() as tx:
+def _state(container: Container) -> RetentionStateBody:
+    with container.reading() as tx:
         rules, uses = rules_of(tx), uses_of(tx)
     return RetentionStateBody(
         rules=RetentionBody.model_validate(rules),
@@ -246,9 +246,9 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_session_export(here: Here, session: uuid.UUID) -> StreamingResponse:
+    def get_session_export(container: Here, session: uuid.UUID) -> StreamingResponse:
         """Return a tar file with metadata, operations as Parquet, report and heatmaps."""
-        return _download(export_session(here, session), f"paceline-session-{session}")
+        return _download(export_session(container, session), f"paceline-session-{session}")
 
     @routes.get(
         "/jobs/{job}/export",
@@ -256,9 +256,9 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_job_export(here: Here, job: JobName) -> StreamingResponse:
+    def get_job_export(container: Here, job: JobName) -> StreamingResponse:
         """Return all sessions of the job as a tar file, the oldest first."""
-        return _download(export_job(here, job), "paceline-job")
+        return _download(export_job(container, job), "paceline-job")
 
     @routes.get(
         "/export",
@@ -266,9 +266,9 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_project_export(here: Here) -> StreamingResponse:
+    def get_project_export(container: Here) -> StreamingResponse:
         """Return all sessions of the project as a tar file, the oldest first."""
-        return _download(export_project(here), "paceline-project")
+        return _download(export_project(container), "paceline-project")
 
 
 def _download(pieces: Iterator[bytes], name: str) -> StreamingResponse:

@@ -1,8 +1,8 @@
 """Use cases: delete a session, or a job with everything that belongs to it.
 
-What is deleted goes, in one transaction that moves no data, to a project of its own that is deleted
-itself: from then on it is not found, its name and numbers are free, and an analysis that is under
-way stores nothing. The sweeper takes the project away piece by piece, also after it was killed.
+One transaction, which copies no data, moves the rows to a new project that is itself deleted: from
+then on they are not found, the name and the numbers are free, and a running analysis stores
+nothing. The sweeper then deletes that project in batches, and continues if it is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
     Raises
     ------
     NotFoundError
-        If there is no such session, or not any more.
+        If there is no such session, or it is deleted already.
     """
     source = container.project_id
     with container.everywhere().uow() as tx:
@@ -74,7 +74,7 @@ def delete_job(container: Container, job: str) -> None:
     Raises
     ------
     NotFoundError
-        If there is no such job, or not any more.
+        If there is no such job, or it is deleted already.
     """
     source = container.project_id
     with container.everywhere().uow() as tx:

@@ -1,9 +1,9 @@
 """Use cases: export a session, a job or a project as a tar stream, and analyze sessions again.
 
-Each session is a folder: ``session.json`` (what lists show), ``meta.json`` and ``trace.parquet``
-(which `paceline analyze` and `paceline upload` take as they are), ``report.json`` and
-``heatmaps.npy``. What is not kept, or not there yet, is left out. One session is in memory at a
-time, read in a transaction of its own; one that is deleted meanwhile is left out, too.
+Each session is a folder: ``session.json`` (the fields of lists), ``meta.json`` and
+``trace.parquet`` (inputs of `paceline analyze` and `paceline upload`), ``report.json`` and
+``heatmaps.npy``. Files that are not stored are left out. One session at a time is in memory, read
+in its own transaction; a session that is deleted during the export is left out.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def export_job(container: Container, job: str) -> Iterator[bytes]:
         job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
         if job_id is None:
             raise no_job(job)
-        found = tx.session.execute(
+        rows = tx.session.execute(
             select(Session.id).where(Session.job_id == job_id).order_by(Session.received_at)
         ).scalars()
-        sessions = list(found)
+        sessions = list(rows)
         _note(container, tx, f"job {job}")
     return _tar(container, sessions)
 
@@ -157,9 +157,9 @@ def _json(document: object) -> bytes:
 def _listed(row: SessionRow) -> dict[str, object]:
     """Return the fields of ``session.json``."""
     listed = {name: getattr(row, name) for name in SessionRow.__slots__ if name != "verdict"}
-    verdict, published, headline, known = row.verdict, None, None, None
+    verdict, published, headline, known_loss = row.verdict, None, None, None
     if verdict is not None:
-        published, headline, known = verdict.published, verdict.headline, verdict.known
+        published, headline, known_loss = verdict.published, verdict.headline, verdict.known
     low, high = (published and published.ci95) or (None, None)
     headline_low, headline_high = (headline and headline.ci95) or (None, None)
     return listed | {
@@ -172,7 +172,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
         "headline_slowdown": headline and headline.slowdown,
         "headline_low": headline_low,
         "headline_high": headline_high,
-        "headline_gpu_hours_lost": known and known.gpu_hours_lost,
+        "headline_gpu_hours_lost": known_loss and known_loss.gpu_hours_lost,
         "headline_kind": headline and headline.kind,
     }
 
@@ -199,18 +199,18 @@ class Selection:
     """The sessions to analyze again."""
 
     states: tuple[SessionState, ...] = (SessionState.FAILED,)
-    """Of those that are through."""
+    """Only sessions in these final states."""
     job: str | None = None
-    """Only of this job."""
+    """Only sessions of this job."""
     before: datetime | None = None
-    """Only those whose state is older: after an update, those that the version before analyzed."""
+    """Only sessions whose state is older, as those that the previous version analyzed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManyAgain:
     """Number of queued sessions, and number of selected sessions that are left to queue.
 
-    `before` is what to ask with for the rest: those that were queued are not found again.
+    `before` is the parameter of the next request: sessions that are queued already do not match it.
     """
 
     queued: int
@@ -226,8 +226,7 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
     NotFoundError
         If there is no such session.
     ConflictError
-        ``session.open`` while its chunks arrive, ``session.trace_removed`` where nothing is left
-        to analyze.
+        ``session.open`` while its chunks arrive, ``session.trace_removed`` if it has no trace.
     """
     with container.uow() as tx:
         row = tx.session.execute(
@@ -260,12 +259,12 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
 def analyze_many_again(container: Container, selection: Selection, limit: int) -> ManyAgain:
     """Queue another analysis of the selected sessions, the newest first, in small transactions.
 
-    Cut off in the middle, what was queued stays so; asked again, the rest follows.
+    If the function is interrupted, the queued sessions stay queued; the next call queues the rest.
 
     Parameters
     ----------
     limit : int
-        Of how many at most: they wait in the same queue as what comes in.
+        Maximum number of queued sessions: they share a queue with new sessions.
     """
     queued = 0
     before = selection.before
@@ -286,12 +285,12 @@ def analyze_many_again(container: Container, selection: Selection, limit: int) -
                 wanted = wanted.where(Job.name == selection.job)
             some = min(BATCH, limit - queued)
             newest = wanted.order_by(Session.received_at.desc(), Session.id).limit(some)
-            found = tx.session.execute(newest).scalars().all()
-            done = sum(_queue(tx, session_id) for session_id in found)
+            sessions = tx.session.execute(newest).scalars().all()
+            done = sum(_queue(tx, session_id) for session_id in sessions)
             queued += done
             if done:
                 record(tx, container.principal, Action.ANALYZED_AGAIN, "sessions", count=done)
-            if len(found) == some and queued < limit:
+            if len(sessions) == some and queued < limit:
                 continue
             left = tx.session.execute(
                 select(func.count()).select_from(wanted.subquery())
@@ -308,7 +307,8 @@ def _again_has_trace() -> ColumnElement[bool]:
 def _queue(tx: UnitOfWork, session_id: uuid.UUID) -> bool:
     """Queue an analysis; return False if one is pending or the trace is gone.
 
-    The task run comes first, as everywhere: no two of these transactions can deadlock.
+    The row of the task run is written before that of the session, as in all transactions, so that
+    no two of them can deadlock.
     """
     with tx.session.begin_nested() as attempt:
         tx.enqueue(ANALYZE_SESSION, session_id)

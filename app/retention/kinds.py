@@ -43,7 +43,7 @@ class Items:
     key: ColumnElement[Any]
     at: ColumnElement[Any]
     size: ColumnElement[int]
-    there: ColumnElement[bool]  # condition: which rows are of the kind
+    condition: ColumnElement[bool]  # which rows are items of the kind
     may_go: ColumnElement[bool]  # condition: which of them retention may take away
     session: bool = False  # whether the table is to be joined with its sessions
 
@@ -53,7 +53,7 @@ class Kind:
     """A kind of data with a retention rule."""
 
     name: str  # of the member of `RetentionRules`
-    # title: name on pages; what: use of the data, in words
+    # title: name on pages; what: description of the data
     title: str
     what: str
     items: Callable[[int, datetime], Items]  # takes the project and the time; returns what there is
@@ -62,16 +62,16 @@ class Kind:
 
     def keep(self, rules: RetentionRules) -> Keep | KeepAudit | KeepRows:
         """Return the rule of this kind from a project's rules."""
-        found: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
-        return found
+        keep: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
+        return keep
 
 
 def _blob_bytes(*blobs: ColumnElement[Any]) -> ColumnElement[int]:
     # `octet_length` of a value stored out of line (TOAST) does not read the value.
     size = func.coalesce(func.sum(func.octet_length(BlobPart.data)), 0)
-    here = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
+    in_database = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
     size = func.coalesce(func.sum(BlobObject.bytes), 0)
-    return here + select(size).where(BlobObject.blob_id.in_(blobs)).scalar_subquery()
+    return in_database + select(size).where(BlobObject.blob_id.in_(blobs)).scalar_subquery()
 
 
 def _row_bytes(table: type[Base]) -> ColumnElement[int]:
@@ -90,7 +90,8 @@ def _may_go() -> ColumnElement[bool]:
 def _locked(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> list[uuid.UUID]:
     """Lock sessions and return those that may still be deleted.
 
-    What is asked for meanwhile (another analysis, a pin) either came first, or is refused.
+    A concurrent request for a session (another analysis, a pin) either came first and exempts the
+    session, or is refused.
     """
     query = select(Session.id).where(Session.id.in_(sessions), _may_go()).with_for_update()
     return list(tx.session.execute(query).scalars())
@@ -122,7 +123,7 @@ def _traces(_project_id: int, _now: datetime) -> Items:
         key=Session.id.expression,
         at=Session.received_at.expression,
         size=_blob_bytes(Session.trace_blob.expression) + pieces + objects,
-        there=or_(Session.trace_blob.is_not(None), in_chunks),
+        condition=or_(Session.trace_blob.is_not(None), in_chunks),
         may_go=_may_go(),
     )
 
@@ -148,7 +149,7 @@ def _heatmaps(_project_id: int, _now: datetime) -> Items:
         key=StoredReport.session_id.expression,
         at=Session.received_at.expression,
         size=_blob_bytes(StoredReport.heatmap_blob.expression),
-        there=StoredReport.heatmap_blob.is_not(None),
+        condition=StoredReport.heatmap_blob.is_not(None),
         may_go=_may_go(),
         session=True,
     )
@@ -168,7 +169,7 @@ def _reports(_project_id: int, _now: datetime) -> Items:
         size=_blob_bytes(
             StoredReport.document_blob.expression, StoredReport.heatmap_blob.expression
         ),
-        there=true(),
+        condition=true(),
         may_go=_may_go(),
         session=True,
     )
@@ -198,7 +199,7 @@ def _hangs(_project_id: int, _now: datetime) -> Items:
         key=StoredHang.id.expression,
         at=StoredHang.created_at.expression,
         size=func.octet_length(StoredHang.document) + files,
-        there=true(),
+        condition=true(),
         may_go=true(),
     )
 
@@ -220,7 +221,7 @@ def _pulse_rows(_project_id: int, now: datetime) -> Items:
         key=PulseBlock.id.expression,
         at=PulseBlock.minute.expression,
         size=_row_bytes(PulseBlock),
-        there=true(),
+        condition=true(),
         may_go=~noticed,
     )
 
@@ -235,7 +236,7 @@ def _pulse_spans(_project_id: int, _now: datetime) -> Items:
         key=PulseSpan.id.expression,
         at=PulseSpan.start.expression,
         size=_row_bytes(PulseSpan),
-        there=true(),
+        condition=true(),
         may_go=true(),
     )
 
@@ -255,7 +256,7 @@ def _probes(_project_id: int, _now: datetime) -> Items:
         at=HostProbe.at.expression,
         size=_row_bytes(HostProbe) * of_it,
         # A probe has a row per device; the row of device 0 stands for the probe.
-        there=HostProbe.device == 0,
+        condition=HostProbe.device == 0,
         may_go=probed_since,
     )
 
@@ -270,7 +271,7 @@ def _task_runs(_project_id: int, _now: datetime) -> Items:
         key=TaskRun.id.expression,
         at=func.coalesce(TaskRun.finished_at, TaskRun.created_at),
         size=_row_bytes(TaskRun),
-        there=true(),
+        condition=true(),
         may_go=TaskRun.state.in_(TaskState.OVER),
     )
 
@@ -295,7 +296,7 @@ def _deliveries(_project_id: int, _now: datetime) -> Items:
         key=AlertDelivery.id.expression,
         at=AlertDelivery.created_at.expression,
         size=_row_bytes(AlertDelivery),
-        there=true(),
+        condition=true(),
         may_go=and_(AlertDelivery.state.in_(DeliveryState.OVER), told_since),
     )
 
@@ -310,7 +311,7 @@ def _audit(project_id: int, now: datetime) -> Items:
         key=AuditEntry.id.expression,
         at=AuditEntry.at.expression,
         size=_row_bytes(AuditEntry),
-        there=AuditEntry.project_id == project_id,
+        condition=AuditEntry.project_id == project_id,
         may_go=AuditEntry.at < now - timedelta(days=AUDIT_DAYS),
     )
 

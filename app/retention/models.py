@@ -121,8 +121,8 @@ class DoomedBlob(OfProject, Base):
 class ProjectUsage(OfProject, Base):
     """Running sums of one project; a project without a row has used nothing.
 
-    Whoever stores something of a project adds to its row last in its transaction: from then on
-    others of the project wait for the commit, so a quota is kept exactly.
+    A transaction that stores data of a project adds to the project's row as its last statement:
+    other such transactions of the project wait for its commit, so that a quota is exact.
     """
 
     __tablename__ = "project_usage"

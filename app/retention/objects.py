@@ -1,8 +1,8 @@
 """Use cases: move blobs between database and object store, and delete unreferenced objects.
 
 A blob keeps its id when it moves and is readable at every moment: the row that names its object is
-written once the object is there, and its parts are deleted after that. A move that was killed is
-continued by the next one.
+written after the object, and its parts are deleted after that row is written. The next move
+continues one that was killed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 class References:
     """Number and bytes of the blobs in the object store, and number of missing objects.
 
-    `lost` is None if the store was not asked.
+    `lost` is None if the store was not queried.
     """
 
     blobs: int
@@ -68,7 +68,7 @@ def collect_objects(container: Container, kept: timedelta | None = None) -> int:
     Parameters
     ----------
     kept : timedelta, optional
-        For how long an object has to be there, and unreferenced; else what the settings say.
+        Minimum age of an object, and minimum time without a reference; default: the setting.
     """
     if container.objects is None:
         return 0
@@ -121,15 +121,15 @@ def references(container: Container) -> References:
         ).one()
     if container.objects is None:
         return References(blobs, int(size))
-    found = 0
+    present = 0
     for page in container.objects.store.pages():
         with everywhere.reading() as tx:
-            there = {listed.key: listed.bytes for listed in page}
+            sizes = {listed.key: listed.bytes for listed in page}
             rows = tx.session.execute(
-                select(BlobObject.key, BlobObject.bytes).where(BlobObject.key.in_(there))
+                select(BlobObject.key, BlobObject.bytes).where(BlobObject.key.in_(sizes))
             )
-            found += sum(there[key] == size for key, size in rows)
-    return References(blobs, int(size), max(blobs - found, 0))
+            present += sum(sizes[key] == size for key, size in rows)
+    return References(blobs, int(size), max(blobs - present, 0))
 
 
 def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
@@ -200,14 +200,14 @@ def move_to_store(container: Container, tell: Callable[[Moved], None]) -> Moved:
     Parameters
     ----------
     tell : callable
-        Takes what was moved so far, after each blob.
+        Takes the sums of the moved blobs, after each blob.
 
     Raises
     ------
     StartupError
         If there is no object store.
     ObjectStoreError
-        What was moved before stays there.
+        The store does not answer; blobs that were moved before stay there.
     """
     objects = _objects(container)
     moved = Moved()
@@ -221,9 +221,9 @@ def move_to_store(container: Container, tell: Callable[[Moved], None]) -> Moved:
 
 
 def move_to_database(container: Container, tell: Callable[[Moved], None]) -> Moved:
-    """Move all blobs of the object store into the database; their objects are collected later.
+    """Move all blobs of the object store into the database; their objects are deleted later.
 
-    As `move_to_store`, and each blob is one transaction.
+    Parameters and errors are those of `move_to_store`; each blob is moved in one transaction.
     """
     objects = _objects(container)
     moved = Moved()
@@ -273,11 +273,11 @@ def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
             )
             if last is not None:
                 query = query.where(BlobPart.blob_id > last)
-            found = list(tx.session.execute(query).scalars())
-        yield from found
-        if len(found) < BLOBS:
+            blobs = list(tx.session.execute(query).scalars())
+        yield from blobs
+        if len(blobs) < BLOBS:
             return
-        last = found[-1]
+        last = blobs[-1]
 
 
 def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -14,9 +14,10 @@ from app.access.guard import Here
 from app.access.projects import project_name
 from app.pulse.receive import pulse_is_off
 from app.retention.kinds import KINDS
-from app.retention.models import AUDIT_DAYS, Keep, KeepAudit, KeepRows, RetentionRules
+from app.retention.models import AUDIT_DAYS, KeepAudit, KeepRows, RetentionRules
 from app.retention.rules import Use, rules_of, uses_of
-from app.web.format import byte_size, listing
+from app.web.format import listing
+from app.web.lists import Column
 from app.web.pages import Pages
 from app.web.tables import Table, csv_file
 
@@ -24,48 +25,57 @@ GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class KindLine:
-    """A kind of data with a retention rule; limits are texts of the form's fields."""
+class KindUse:
+    """The stored data of a kind, and the limits of the kind's retention rule."""
 
-    name: str
-    title: str
-    what: str
+    kind: str
+    bytes: int
     count: int
-    size: str
     oldest: datetime | None
-    days: str
-    gib: str
-    least_days: float
-    parts_of_days: bool
+    limit_days: float | None
+    limit_bytes: int | None
+    title: Annotated[str, Column(csv=None)]
+    what: Annotated[str, Column(csv=None)]
+    least_days: Annotated[float, Column(csv=None)]  # the smallest age that the form accepts
+    parts_of_days: Annotated[bool, Column(csv=None)]
+
+    @property
+    def days(self) -> str:
+        """Return the limit of the age as the text of a form field, days."""
+        return "" if self.limit_days is None else f"{self.limit_days:g}"
+
+    @property
+    def gib(self) -> str:
+        """Return the limit of the size as the text of a form field, GiB."""
+        return "" if self.limit_bytes is None else f"{self.limit_bytes / GIB:.6g}"
 
 
-def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine, ...]:
-    """Return the line of each kind of data."""
-    lines = []
+def kind_uses(rules: RetentionRules, uses: Mapping[str, Use]) -> list[KindUse]:
+    """Return the stored data and the limits of each kind."""
+    rows = []
     for kind in KINDS:
         keep, use = kind.keep(rules), uses[kind.name]
-        lines.append(
-            KindLine(
-                name=kind.name,
+        least_days: float = 1
+        if isinstance(keep, KeepAudit):
+            least_days = AUDIT_DAYS
+        elif isinstance(keep, KeepRows):
+            # An hour in days, rounded up: the smallest value of the form must be valid.
+            least_days = 0.0417
+        rows.append(
+            KindUse(
+                kind=kind.name,
+                bytes=use.bytes,
+                count=use.count,
+                oldest=use.oldest,
+                limit_days=keep.days,
+                limit_bytes=keep.bytes,
                 title=kind.title,
                 what=kind.what,
-                count=use.count,
-                size=byte_size(use.bytes),
-                oldest=use.oldest,
-                days="" if keep.days is None else f"{keep.days:g}",
-                gib="" if keep.bytes is None else f"{keep.bytes / GIB:.6g}",
-                least_days=_least_days(keep),
+                least_days=least_days,
                 parts_of_days=isinstance(keep, KeepRows),
             )
         )
-    return tuple(lines)
-
-
-def _least_days(keep: Keep | KeepAudit | KeepRows) -> float:
-    if isinstance(keep, KeepAudit):
-        return AUDIT_DAYS
-    # An hour in days, rounded up: the smallest value of the form must be valid for the rules.
-    return 0.0417 if isinstance(keep, KeepRows) else 1
+    return rows
 
 
 def retention_heading(rules: RetentionRules) -> str:
@@ -98,7 +108,7 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
             now=now,
             project=project,
             heading=retention_heading(rules),
-            lines=kind_lines(rules, uses),
+            rows=kind_uses(rules, uses),
             pulse_off=pulse_off,
         )
 
@@ -106,14 +116,4 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
     def retention_file_route(container: Here) -> Response:
         with container.reading() as tx:
             rules, uses = rules_of(tx), uses_of(tx)
-        kept = ((kind.name, uses[kind.name], kind.keep(rules)) for kind in KINDS)
-        return csv_file(
-            "paceline-retention.csv",
-            Table(
-                ("kind", "bytes", "count", "oldest", "limit_days", "limit_bytes"),
-                (
-                    (name, use.bytes, use.count, use.oldest, keep.days, keep.bytes)
-                    for name, use, keep in kept
-                ),
-            ),
-        )
+        return csv_file("paceline-retention.csv", Table.of(KindUse, kind_uses(rules, uses)))

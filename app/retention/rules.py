@@ -1,8 +1,7 @@
 """Use cases: change retention rules, apply them, pin sessions, rename and archive jobs.
 
-A pass removes what exceeds a rule, the oldest first, in small transactions: first the rows that
-refer to bytes, then, from a list of their own, the bytes. A pass that was killed is continued by
-the next.
+A pass deletes the data that exceed a rule, the oldest first, in small transactions: first the rows
+that refer to blobs, then the blobs, from a list. The next pass continues one that was killed.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ LOOK_EVERY: Final = timedelta(minutes=5)
 PASS_LIMIT_S: Final = 10.0
 # Items returned by one query, which adds up the sizes of all items; they are deleted before the
 # next query.
-FOUND: Final = 5_000
+KEYS_A_QUERY: Final = 5_000
 # Rows, and blob parts of at most 4 MiB, deleted in one transaction.
 ROWS: Final = 200
 PARTS: Final = 16
@@ -70,8 +69,8 @@ class Use:
 
 def rules_of(tx: Reads) -> RetentionRules:
     """Return the retention rules of the project in the transaction's scope."""
-    found = tx.session.execute(select(Retention.rules)).scalar()
-    return RetentionRules() if found is None else found
+    stored = tx.session.execute(select(Retention.rules)).scalar()
+    return RetentionRules() if stored is None else stored
 
 
 def uses_of(tx: Reads) -> dict[str, Use]:
@@ -95,7 +94,7 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
         # The next pass applies the rules, without waiting for the project's interval.
         _put(tx, container.project_id, rules=rules, looked_at=None)
         changed = [
-            f"{kind.title.lower()}: {_said(kind.keep(rules).days, kind.keep(rules).bytes)}"
+            f"{kind.title.lower()}: {_limits_text(kind.keep(rules).days, kind.keep(rules).bytes)}"
             for kind in KINDS
             if kind.keep(rules) != kind.keep(before)
         ]
@@ -105,15 +104,15 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
 
 def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
     """Return the number of items of each kind that the rules would delete now."""
-    found = {}
+    losses = {}
     for kind in KINDS:
         queries = [query.subquery() for query in _queries(tx, kind, rules)]
         if queries:
             keys = union(*(select(query.c.key) for query in queries)).subquery()
             lost = tx.session.execute(select(func.count()).select_from(keys)).scalar_one()
             if lost:
-                found[kind.name] = lost
-    return found
+                losses[kind.name] = lost
+    return losses
 
 
 def keep_to_rules(container: Container) -> int:
@@ -172,7 +171,7 @@ def _look(container: Container, until_s: float) -> int:
                     if kind.name == "traces":
                         recount(tx, container.project_id)
                 removed += len(some)
-            if len(keys) < FOUND:
+            if len(keys) < KEYS_A_QUERY:
                 break
     with container.uow() as tx:
         _put(tx, container.project_id, looked_at=tx.now)
@@ -183,8 +182,10 @@ def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
     """Return the keys of a kind's next items to delete, the oldest item first."""
     for query in _queries(tx, kind, rules):
         over = query.subquery()
-        found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
-        if keys := list(found):
+        selected = tx.session.execute(
+            select(over.c.key).order_by(over.c.at).limit(KEYS_A_QUERY)
+        ).scalars()
+        if keys := list(selected):
             return keys
     return []
 
@@ -213,7 +214,7 @@ def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[An
 
 
 def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns differ in type
-    query = select(*columns).select_from(items.table).where(items.there)
+    query = select(*columns).select_from(items.table).where(items.condition)
     if items.session:
         query = query.join(Session, Session.id == items.key)
     return query
@@ -260,7 +261,7 @@ def _put(tx: UnitOfWork, project_id: int, **values: object) -> None:
     )
 
 
-def _said(days: float | None, size: int | None) -> str:
+def _limits_text(days: float | None, size: int | None) -> str:
     parts = [] if days is None else [f"{days:g} days"]
     parts += [] if size is None else [f"{size:,} bytes"]
     return " and ".join(parts) or "all"

@@ -102,7 +102,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        with sending_metrics(counted.told) if sends_metrics else contextlib.nullcontext():
+        with sending_metrics(counted.exposed) if sends_metrics else contextlib.nullcontext():
             async with live.running(), writing_refusals(container):
                 yield
 
@@ -183,8 +183,8 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
     """Return the parts that all applications of a process share: pages, and stateless routes.
 
-    These routes get container and application from the request; creating all 230 takes half a
-    second.
+    These routes read container and application from the request; creating all 230 routes takes
+    half a second.
     """
     assets = installed_assets()
     pages = Pages(assets, navigation, UPLOADED_BYTES)

@@ -240,12 +240,12 @@ def reachable_by_others(settings: Settings) -> bool:
 
 def _addresses(settings: Settings) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     try:
-        found = socket.getaddrinfo(
+        entries = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         raise StartupError(f"Cannot listen on {settings.host}: {error}") from error
-    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in found]
+    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in entries]
 
 
 def address_of(listener: socket.socket) -> str:

@@ -87,9 +87,12 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: 
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
     allow_open_files()
+    if meanwhile is None:
+        meanwhile = Meanwhile(lambda _url, _settings: contextlib.nullcontext())
+        meanwhile.done.set()
     with refusals_in_the_log(settings), stop_signals() as stop, contextlib.ExitStack() as running:
         try:
-            _serve(settings, running, stop, meanwhile or _nothing(), processes)
+            _serve(settings, running, stop, meanwhile, processes)
         except StartupError:
             # A start that a signal interrupts is treated as a normal stop.
             if not stop.is_set():
@@ -136,7 +139,9 @@ def _serve(
     http.start(stop.is_set)
     answering()
     if not stop.is_set():
-        url = _announce(address_of(listener))
+        url = address_of(listener)
+        sys.stderr.write(f"Paceline is ready: {url}\n")
+        sys.stderr.flush()
         running.enter_context(meanwhile.begin(url, settings))
     while not stop.wait(TEND_INTERVAL_S):
         for worker in workers:
@@ -207,16 +212,3 @@ def require_administrator(container: Container) -> None:
             "cookies are not kept to TLS: set PACELINE_EXTERNAL_URL to the https address of the "
             "proxy in front"
         )
-
-
-def _nothing() -> Meanwhile:
-    """Return an empty context."""
-    nothing = Meanwhile(lambda _url, _settings: contextlib.nullcontext())
-    nothing.done.set()
-    return nothing
-
-
-def _announce(url: str) -> str:
-    sys.stderr.write(f"Paceline is ready: {url}\n")
-    sys.stderr.flush()
-    return url

@@ -76,8 +76,8 @@ class Assets:
         own_digest = _digest(
             b"".join(name.encode() + b"\0" + body + b"\0" for name, body in own.items())
         )
-        found = MAP_STYLE.search(bundle)
-        self.plotly_style = found[1].decode() if found else ""
+        style = MAP_STYLE.search(bundle)
+        self.plotly_style = style[1].decode() if style else ""
         self._addresses = {name: f"{own_digest}/{name}" for name in own}
         self._addresses[PLOTLY_NAME] = f"{_digest(bundle)}/{PLOTLY_NAME}"
         self._bodies = {self._addresses[name]: body for name, body in own.items()}

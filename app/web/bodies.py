@@ -79,7 +79,7 @@ class ArrivingBody:
     limit : int
         Maximum size in bytes; a route may raise it before it reads the body.
     size : int
-            Bytes received so far.
+        Bytes received so far.
     """
 
     def __init__(
@@ -201,17 +201,17 @@ def asked(model: type[M], where: Literal["path", "query"], values: Mapping[str, 
 def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[dict[str, Any]]:
     """Return the OpenAPI descriptions of the parameters in a model."""
     schema = model.model_json_schema()
-    found = []
-    for name, known in schema["properties"].items():
-        one = {"name": name, "in": where, "required": name in schema.get("required", ())}
+    descriptions = []
+    for name, property_ in schema["properties"].items():
+        described = {"name": name, "in": where, "required": name in schema.get("required", ())}
         # The framework's descriptions contain no default that is null.
-        one["schema"] = {
-            key: value for key, value in known.items() if key != "default" or value is not None
+        described["schema"] = {
+            key: value for key, value in property_.items() if key != "default" or value is not None
         }
-        if "description" in known:
-            one["description"] = known["description"]
-        found.append(one)
-    return found
+        if "description" in property_:
+            described["description"] = property_["description"]
+        descriptions.append(described)
+    return descriptions
 
 
 class ReadBody(BaseModel):

@@ -119,12 +119,12 @@ def in_files(row: type[Any]) -> Mapping[str, str]:
 
 
 def _column(hint: object) -> Column:
-    said = (one for one in _metadata(hint) if isinstance(one, Column))
+    said = (item for item in _metadata(hint) if isinstance(item, Column))
     return next(said, Column())
 
 
 def _excluded(hint: object) -> bool:
-    return any(isinstance(one, FieldInfo) and one.exclude for one in _metadata(hint))
+    return any(isinstance(item, FieldInfo) and item.exclude for item in _metadata(hint))
 
 
 def _metadata(hint: object) -> Sequence[object]:
@@ -161,11 +161,11 @@ class Listing(Generic[R]):
     @cached_property
     def columns(self) -> Mapping[str, Column]:
         """Return all columns by name."""
-        found = dict(columns_of(self.row))
-        for name, column in found.items():
+        columns = dict(columns_of(self.row))
+        for name, column in columns.items():
             if column.expression is None and hasattr(self.model, name):
-                found[name] = replace(column, expression=getattr(self.model, name))
-        return {**found, **self.others}
+                columns[name] = replace(column, expression=getattr(self.model, name))
+        return {**columns, **self.others}
 
     @cached_property
     def sorts(self) -> Mapping[str, str]:
@@ -182,8 +182,8 @@ class Listing(Generic[R]):
 
     def sort(self, requested: str) -> str:
         """Return the requested order if the list has it, else the default order."""
-        known = requested.removeprefix("-") in self.sorts
-        return requested if known else self.default_sort
+        is_order = requested.removeprefix("-") in self.sorts
+        return requested if is_order else self.default_sort
 
     def query(self) -> Select[Any]:
         """Return the query of all columns, each labeled with its name."""
@@ -216,9 +216,9 @@ class Listing(Generic[R]):
         )
         return of_model and not by.nullable
 
-    def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
+    def rows(self, mappings: Iterable[Mapping[Any, Any]]) -> list[R]:
         """Return database rows as dataclasses; JSON values are validated by the fields' types."""
-        return self._adapter.validate_python([dict(one) for one in found])
+        return self._adapter.validate_python([dict(mapping) for mapping in mappings])
 
 
 def read(
@@ -300,8 +300,8 @@ def csv_lines(
     >>> [column.name for column in csv_lines(query, ["host"], ["host"], 9).selected_columns]
     ['lines']
     """
-    found = query.subquery("found")
-    first = select(found).order_by(*_by(found, order)).limit(most).subquery("first")
+    selected = query.subquery("found")
+    first = select(selected).order_by(*_by(selected, order)).limit(most).subquery("first")
     cells = [func.coalesce(_cell(first.c[name]), "") for name in columns]
     line = func.concat_ws(",", *cells)
     in_order = aggregate_order_by(literal("\n"), *_by(first, order))
@@ -310,7 +310,7 @@ def csv_lines(
 
 def _by(rows: Subquery, order: Sequence[str]) -> list[ColumnElement[Any]]:
     columns = [(rows.c[name.removeprefix("-")], name.startswith("-")) for name in order]
-    return [(one.desc() if falls else one.asc()).nulls_last() for one, falls in columns]
+    return [(column.desc() if falls else column.asc()).nulls_last() for column, falls in columns]
 
 
 def _cell(value: ColumnElement[Any]) -> ColumnElement[str]:

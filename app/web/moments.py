@@ -110,11 +110,11 @@ def ago(at: datetime, now: datetime) -> Markup:
 
 def timed(text: str) -> Markup:
     """Return a message with its UTC times replaced by HTML elements."""
-    found, end = Markup(), 0
+    message, end = Markup(), 0
     for at in _IN_MESSAGES.finditer(text):
-        found += escape(text[end : at.start()]) + minute(datetime.fromisoformat(f"{at[1]}Z"))
+        message += escape(text[end : at.start()]) + minute(datetime.fromisoformat(f"{at[1]}Z"))
         end = at.end()
-    return found + escape(text[end:])
+    return message + escape(text[end:])
 
 
 def plain(text: str) -> str:

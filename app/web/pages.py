@@ -106,12 +106,12 @@ class Pages:
         Render the page after the transaction has ended, because it holds a database connection.
         """
         with container.reading() as tx:
-            found = self._navigation(tx)
+            navigation = self._navigation(tx)
             who = container.principal
             yield (
                 tx,
                 replace(
-                    found,
+                    navigation,
                     signed_in=who.name if who.kind is ActorKind.PERSON else "",
                     operates=Right.OPERATE in who.rights_in(container.project_id),
                     ingests=Right.INGEST in who.rights_in(container.project_id),

@@ -107,14 +107,14 @@ def sparkline(values: Sequence[float | None]) -> Sparkline:
         run.append(f"{'L' if run else 'M'}{x:.1f} {_height(value):.1f}")
     if run:
         lines.append("".join(run))
-    known = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
+    points = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
     latest = values[-1] if values else None
     return Sparkline(
         lines=tuple(lines),
         gaps=tuple(gaps),
         above=tuple(
             f"M{x - 2.5:.1f} {_SPARK_TOP + 1.5}l2.5-3.5 2.5 3.5z"
-            for x, value in known
+            for x, value in points
             if value > SCALE_HIGH
         ),
         dot=None
@@ -130,8 +130,8 @@ def _height(value: float) -> float:
 
 
 def _spark_label(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    slowdowns = [value for value in values if value is not None]
+    if not slowdowns:
         return f"Slowdown of the last {len(values)} sessions: none has a verdict"
-    low, high = min(known), max(known)
+    low, high = min(slowdowns), max(slowdowns)
     return f"Slowdown of the last {len(values)} sessions, from {low:.2f} to {high:.2f}"

@@ -115,7 +115,7 @@ def drawn(  # noqa: PLR0913 - everything that a table has
         Returns the HTML attributes of a row.
     """
     if headings is None:
-        headings = [Heading(one.label, one.classes, one.hint) for one in shown]
+        headings = [Heading(column.label, column.classes, column.hint) for column in shown]
     return Drawn(
         csv, classes, headings, [Line(cells(shown, row), attributes(row)) for row in rows], *pager
     )
@@ -125,22 +125,22 @@ def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
     """Return the cells of a row."""
     return [
         Cell(
-            one.cell(row),
-            " ".join(filter(None, (one.classes, one.of_cells))),
-            "" if one.title is None else one.title(row),
-            one.span,
-            one.heads_row,
+            column.cell(row),
+            " ".join(filter(None, (column.classes, column.of_cells))),
+            "" if column.title is None else column.title(row),
+            column.span,
+            column.heads_row,
         )
-        for one in shown
+        for column in shown
     ]
 
 
 def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
     """Return column headings that link to their orders; the current order links to its reverse."""
     in_force = listing.sort(address.parameters.get("sort", ""))
-    found = []
-    for one in shown:
-        first = listing.columns[one.column].sort if one.column else ""
+    headings = []
+    for column in shown:
+        first = listing.columns[column.column].sort if column.column else ""
         name = first.removeprefix("-")
         if not name or in_force.removeprefix("-") != name:
             turned, order = first, ""
@@ -149,8 +149,8 @@ def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address
             turned, order = name if falls else f"-{name}", "descending" if falls else "ascending"
         sort = None if turned == listing.default_sort else turned
         url = address.but(sort=sort, page=None) if name else ""
-        found.append(Heading(one.label, one.classes, one.hint, url, order))
-    return found
+        headings.append(Heading(column.label, column.classes, column.hint, url, order))
+    return headings
 
 
 def pager(page: Page[R], address: Address, name: str = "page", place: str = "") -> tuple[str, str]:
@@ -171,7 +171,7 @@ _PIECE: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    r"""A table that is written as CSV while it is sent.
+    r"""Rows and column names, written as CSV while the file is sent.
 
     Parameters
     ----------
@@ -238,6 +238,24 @@ class Written:
             yield "\n"
 
 
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot call `Listed[Row](…)`
+class Listed(Generic[R]):
+    """Records that a page shows as a table, and that the table's CSV file contains."""
+
+    kind: type[R]  # the dataclass of the records, which names the columns of the file
+    rows: Sequence[R]
+    shown: Sequence[Shown[R]]
+
+    def drawn(self, csv: str, classes: str) -> Drawn:
+        """Return the table of the page."""
+        return drawn(self.shown, self.rows, csv=csv, classes=classes)
+
+    @property
+    def table(self) -> Table:
+        """Return the table of the CSV file."""
+        return Table.of(self.kind, self.rows)
+
+
 def csv_file(name: str, table: Table | Written) -> StreamingResponse:
     """Return a table as a CSV download that is not cached.
 
@@ -274,31 +292,31 @@ def _plain(cell: object) -> object:
     # Fast path: most cells are numbers, empty or plain text, and files have many cells.
     if cell is None or type(cell) in _NUMBERS:
         return cell
-    found = cell if type(cell) is str else _value(cell)
-    if not isinstance(found, str):
-        return found
+    value = cell if type(cell) is str else _value(cell)
+    if not isinstance(value, str):
+        return value
     # The CSV writer quotes only line feeds, but readers end a line at a carriage return too.
-    text = found.replace("\r", "\n")
-    return f"'{text}" if found.startswith(FORMULA) else text
+    text = value.replace("\r", "\n")
+    return f"'{text}" if value.startswith(FORMULA) else text
 
 
 def _value(cell: object) -> object:
     """Return a cell's value as a number or as text."""
-    found: object = cell
+    text: object = cell
     match cell:
         # Members of string enumerations are included: their value is written, not their name.
         case str() | uuid.UUID():
-            found = str(cell)
+            text = str(cell)
         case bool():
-            found = str(cell).lower()
+            text = str(cell).lower()
         case datetime():
-            found = cell.isoformat()
+            text = cell.isoformat()
         case timedelta():
-            found = cell.total_seconds()
+            text = cell.total_seconds()
         case Mapping():
-            found = " ".join(f"{name}={_value(value)}" for name, value in cell.items())
+            text = " ".join(f"{name}={_value(value)}" for name, value in cell.items())
         case frozenset():
-            found = " ".join(sorted(str(_value(one)) for one in cell))
+            text = " ".join(sorted(str(_value(member)) for member in cell))
         case Sequence():
-            found = " ".join(str(_value(one)) for one in cell)
-    return found
+            text = " ".join(str(_value(item)) for item in cell)
+    return text

@@ -85,14 +85,14 @@ def parsed(text: str) -> dict[str, Term]:
 
     A row may have several names: ``median, p90``, ``data parallelism (DP)``.
     """
-    found: dict[str, Term] = {}
+    terms: dict[str, Term] = {}
     for cell, meaning in _ROW.findall(text):
         # The glossary is part of the project, so its HTML elements are trusted: ``S<sub>w</sub>``.
         plain = Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", meaning))  # noqa: S704 - as above
         term = Term(anchor_of(cell), plain)
         for name in re.split(r", | \(", _TAG.sub("", cell)):
-            found[name.rstrip(")").lower()] = term
-    return found
+            terms[name.rstrip(")").lower()] = term
+    return terms
 
 
 @cache
@@ -146,7 +146,7 @@ def with_terms(page: str) -> str:
     if HERE not in page:
         return page
     used = dict.fromkeys(_USED.findall(page))
-    by_anchor = {one.anchor: one for one in glossary().values()}
+    by_anchor = {entry.anchor: entry for entry in glossary().values()}
     sentences = (
         Markup('<p id="term-{}">{}</p>').format(anchor, by_anchor[anchor].meaning)
         for anchor in used

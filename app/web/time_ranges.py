@@ -110,7 +110,7 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
         own=not chosen.name,
         begin="" if chosen.begin is None else utc_minutes(chosen.begin),
         end="" if chosen.end is None else utc_minutes(chosen.end),
-        words=_own_words(chosen.begin, chosen.end),
+        words=_bounds_text(chosen.begin, chosen.end),
     )
 
 
@@ -120,8 +120,8 @@ def moment_in(text: str) -> datetime | None:
         return None
     try:
         # A plus sign that was not escaped in the address was decoded as a space.
-        found = datetime.fromisoformat(text.strip().replace(" ", "+"))
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -131,7 +131,7 @@ def utc_minutes(moment: datetime) -> str:
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
 
 
-def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
+def _bounds_text(begin: datetime | None, end: datetime | None) -> Markup:
     """Return the bounds of an explicit range as text: ``20 Nov 2026 09:00 to …``."""
     if begin is not None and end is not None:
         return span(begin, end)

@@ -1,4 +1,4 @@
-"""The clusters of Ditto's evaluation, and the models that it plans for them."""
+"""The clusters of Ditto's evaluation, and the models that Ditto plans for them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MICROBATCHES: Final = 50
 
 
 def reference_profile() -> Path | None:
-    """Return the folder with the published profile of GPT2-XL, where the environment names it."""
+    """Return the folder with the published profile of GPT2-XL; None if the environment has none."""
     given = os.environ.get("PACELINE_REFERENCE_PROFILE")
     data = os.environ.get("PACELINE_REFERENCE_DATA")
-    found = given or (data and str(Path(data).parent / "gpt2-xl-profile"))
-    if not found or not (Path(found) / "layers.json").is_file():
+    folder = given or (data and str(Path(data).parent / "gpt2-xl-profile"))
+    if not folder or not (Path(folder) / "layers.json").is_file():
         return None
-    return Path(found).resolve()
+    return Path(folder).resolve()
 
 
 def uniform_layers() -> list[dict[str, float]]:
-    """Return GPT2-XL with equal blocks, as a specification lists layers."""
+    """Return GPT2-XL with equal blocks, as the layers of a specification."""
     return [{"forward_ms": ms / 4, "backward_ms": ms * 3 / 4} for ms in UNIFORM_MS]
 
 
@@ -67,6 +67,6 @@ def uniform_example(name: str, speeds: str = "code", **extra: object) -> Spec:
 
 
 def real_example(folder: Path, name: str, speeds: str = "code", **extra: object) -> Spec:
-    """Return an example with the profile that `folder` has."""
+    """Return an example with the profile in `folder`."""
     profile = json.loads((folder / "layers.json").read_text())
     return parse_spec(example(name, {"profile": profile}, speeds, **extra))

@@ -1,4 +1,4 @@
-"""A whole installation in processes of its own, and connections to it, for loads."""
+"""An installation in separate processes, and connections to it, for load tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 _START_S: Final = 300.0
 _READY: Final = "Paceline is ready: "
-# What the whole installation uses of a processor while nothing is sent.
+# Share of a processor that an idle installation uses.
 _IDLE: Final = 0.15
 _SETTLING_S: Final = 2.0
 _READY_STATUS: Final = 200
@@ -27,7 +27,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Where it is reached, its first process, and its data."""
+    """An installation: its address, its first process, and its data directory."""
 
     address: str
     pid: int
@@ -35,7 +35,7 @@ class Installation:
 
 
 async def settled(address: str, pid: int) -> None:
-    """Wait until the workers have started, whose processor time is none of the flush's."""
+    """Wait until the workers have started, so that their start does not count as load."""
     line = Line(address)
     until_s = time.monotonic() + _START_S
     idle = False
@@ -49,7 +49,7 @@ async def settled(address: str, pid: int) -> None:
 
 
 class Line:
-    """A connection that is opened again where the server closed it; asks one thing at a time."""
+    """A connection that is reopened if the server closed it; sends one request at a time."""
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
@@ -57,13 +57,13 @@ class Line:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def close(self) -> None:
-        """Close the connection, where one is open."""
+        """Close the connection if it is open."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, float, bytes]:
-        """Return status, seconds to wait and content of an answer."""
+        """Send a request; return status, requested delay in seconds, and content of the answer."""
         while True:
             try:
                 return await self._ask(method, path, body)
@@ -99,7 +99,7 @@ class Line:
 
 @contextmanager
 def serving(tree: Path, extra: tuple[str, ...]) -> Iterator[Installation]:
-    """Run the whole installation of a checkout."""
+    """Run an installation of a checkout while the context is open."""
     with tempfile.TemporaryDirectory(prefix="paceline-load-") as name:
         Path(name).chmod(0o711)
         environment = os.environ | {
@@ -140,12 +140,12 @@ def _address_in(log: Path) -> str:
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor time of a process, of what it started, and of what of that has ended."""
+    """Return the processor time of a process and its descendants, including ended ones, s."""
     return sum(processors(pid).values())
 
 
 def processors(pid: int) -> dict[str, float]:
-    """Return the same of each part of an installation: requests, database, workers by name."""
+    """Return the processor time of requests, of the database, and of each worker by its name."""
     parents: dict[int, int] = {}
     times: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -160,15 +160,15 @@ def processors(pid: int) -> dict[str, float]:
     family = {pid}
     while grown := {child for child, parent in parents.items() if parent in family} - family:
         family |= grown
-    found: dict[str, float] = {}
-    for one in family:
-        name = _part(one, pid)
-        found[name] = found.get(name, 0.0) + times.get(one, 0) / _TICKS
-    return found
+    seconds: dict[str, float] = {}
+    for process in family:
+        name = _part(process, pid)
+        seconds[name] = seconds.get(name, 0.0) + times.get(process, 0) / _TICKS
+    return seconds
 
 
 def _part(process: int, first: int) -> str:
-    """Return which part of an installation a process is."""
+    """Return the part of an installation to which a process belongs."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
     except OSError:

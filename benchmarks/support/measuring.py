@@ -1,4 +1,4 @@
-"""Times of two things in turns, and the most memory of a process."""
+"""Times of two functions that run in turns, and the peak memory of a process."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def time_pairs(
     pairs: int,
     at_least_s: float = 0.0,
 ) -> Pairs:
-    """Run both in turns, each first as often as second, after one unmeasured pair.
+    """Run both functions in turns, each first equally often, after one unmeasured pair.
 
     Parameters
     ----------
     ours, base : callable
         Called with the number of the pair; the unmeasured one is -1.
     pairs : int
-        How many pairs at least.
+        Minimum number of pairs.
     at_least_s : float
-        Seconds to go on for: what is short is measured often.
+        Minimum duration, s, so that short functions are measured often.
     """
     ours(-1)
     base(-1)
@@ -87,9 +87,10 @@ def peak_bytes() -> int:
     """Return the peak resident memory of this process."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage: on Linux its value survives exec, so that it would be the parent's peak.
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        # getrusage is not used: on Linux its value survives exec, so that it would be the parent's
+        # peak.
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""Real HTTP servers that receive what alerts send."""
+"""HTTP servers that receive the messages of alerts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """A request; header names are lower case."""
+    """A received request; header names are in lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -34,12 +34,12 @@ class Got:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - any document
-        """Return the body's document."""
+        """Return the body, parsed as JSON."""
         return json.loads(self.body)
 
 
 class PostServer(ABC):
-    """Listens on a free port of the loopback address while the context lasts."""
+    """A server on a free port of the loopback address, open while the context is."""
 
     def __init__(self) -> None:
         self._server = _Server(self.take)
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
         self.take = take
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - of the standard library
-        # A sender that is killed in the middle of its request is no error of ours.
+        # A sender that is killed during its request causes an error that is not the server's.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        # Less than was announced is what a sender leaves that is killed meanwhile.
+        # A sender that is killed meanwhile sends less than it announced.
         whole = len(body) == length
         reply = self.server.take(Got(self.path, headers, body)) if whole else None
         if reply is None:
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._reply(reply)
         except OSError:
-            # The sender has given up, which some tests are about.
+            # The sender has stopped waiting, as some tests provoke.
             self.close_connection = True
 
     def _reply(self, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that were never analyzed: their verdicts, evaluated by rules, and copies for a fleet."""
+"""Sessions without an analysis: verdicts that rules evaluate, and copies for a fleet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIZES = JobSizes(dp=2, pp=2, tp=1, cp=1, vpp=1, world=4)
 
 
 def made_verdict(slowdown: float | None = 1.0, **changes: Any) -> SessionVerdict:  # noqa: ANN401 - fields
-    """Return a verdict of this slowdown, by S and without its causes; None: without numbers."""
+    """Return a verdict with a slowdown, by S and without causes; None: without numbers."""
     made = SessionVerdict(
         sentence="It has no verdict" if slowdown is None else f"{slowdown:.2f}× slower than ideal",
         level="none" if slowdown is None else "slow" if slowdown >= STRAGGLING else "ok",
@@ -74,7 +74,7 @@ def made_verdict(slowdown: float | None = 1.0, **changes: Any) -> SessionVerdict
 
 
 def verdict_with(facts: Facts) -> SessionVerdict:
-    """Return a verdict that these facts are of; without a headline of their own that is S."""
+    """Return a verdict with these facts; the headline is S unless the facts have one."""
     published = None
     if facts.slowdown is not None:
         lost = facts.gpu_hours_lost or 0.0
@@ -87,9 +87,14 @@ def verdict_with(facts: Facts) -> SessionVerdict:
         step_time_s=facts.step_time_s,
         causes=tuple(
             VerdictCause(
-                one.cause, one.where, one.confidence, one.contribution, one.evidence, one.gpus
+                cause.cause,
+                cause.where,
+                cause.confidence,
+                cause.contribution,
+                cause.evidence,
+                cause.gpus,
             )
-            for one in facts.causes
+            for cause in facts.causes
         ),
         worst=facts.worst or made_verdict().worst,
         worst_step=facts.worst_step,
@@ -98,7 +103,7 @@ def verdict_with(facts: Facts) -> SessionVerdict:
 
 
 def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: Facts) -> None:
-    """Store what the analysis of a session leaves for alerts, and evaluate it."""
+    """Store the rows that an analysis of a session writes for alerts, and evaluate the rules."""
     tx.session.add(
         Session(
             id=found.session,
@@ -129,20 +134,20 @@ def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: F
     look(container, tx, group_of_job(tx, job_id))
 
 
-# Jobs that blame the same machine, one after the other.
+# Number of consecutive jobs that blame the same host.
 JOBS_OF_A_HOST: Final = 4
 
 JOBS: Final = """
 INSERT INTO job (project_id, name) SELECT :project, :name || n FROM generate_series(1, :jobs) AS n
 """
-# A copy of a session for each job and number, half an hour apart, slowed down by chance.
+# A copy of a session for each job and number, half an hour apart, with random slowdowns.
 SESSIONS: Final = """
 INSERT INTO session ({columns})
 SELECT {values}
 FROM session, job, generate_series(1, :sessions) AS copy
 WHERE session.id = :template AND job.name LIKE :name || '%'
 """
-# What the template is in the ledgers, for each of its copies.
+# Rows of the template in the ledgers, repeated for each of its copies.
 READ: Final = """
 INSERT INTO {table} ({columns})
 SELECT {values}
@@ -164,7 +169,7 @@ SLOWED: Final = {
     "document": "jsonb_set(jsonb_set(was.document, '{headline,slowdown}', drawn.times),"
     " '{published,slowdown}', drawn.times)",
 }
-# Each job has machines of its own.
+# Each job has its own hosts.
 HOSTS: Final = {
     "job_id": "session.job_id",
     "received_at": "session.received_at",
@@ -175,7 +180,7 @@ HOSTS: Final = {
 def copy_session(
     container: Container, template: uuid.UUID, name: str, jobs: int, sessions: int
 ) -> None:
-    """Add jobs with sessions that are in the lists, the ledger of hosts and the fleet's figures.
+    """Add jobs with sessions to the lists, the ledger of hosts and the fleet's figures.
 
     Parameters
     ----------
@@ -183,9 +188,9 @@ def copy_session(
     template : UUID
         An analyzed session.
     name : str
-        What the names of the jobs begin with; a number follows.
+        Prefix of the jobs' names; a number follows.
     jobs, sessions : int
-        How many, and of each.
+        Number of jobs, and of sessions of each.
     """
     parameters = {
         "project": DEFAULT_PROJECT_ID,
@@ -199,7 +204,7 @@ def copy_session(
     statements = [JOBS, SESSIONS.format(columns=columns, values=values)]
     for model, changed in ((StoredVerdict, SLOWED), (HostReading, HOSTS)):
         columns, values = _columns(
-            [one.name for one in model.__table__.columns if one.computed is None],
+            [part.name for part in model.__table__.columns if part.computed is None],
             OF_SESSION | changed,
             "was",
         )
@@ -213,11 +218,11 @@ def copy_session(
 def _columns(
     names: list[str], changed: Mapping[str, str], table: str = "session"
 ) -> tuple[str, str]:
-    return ", ".join(names), ", ".join(changed.get(one, f"{table}.{one}") for one in names)
+    return ", ".join(names), ", ".join(changed.get(name, f"{table}.{name}") for name in names)
 
 
 def let_fire(container: Container, name: str, jobs: int, first: int) -> None:
-    """Let two more sessions of each of some jobs be slow.
+    """Add two slow sessions to each of some jobs, so that their alerts fire.
 
     Parameters
     ----------
@@ -225,9 +230,9 @@ def let_fire(container: Container, name: str, jobs: int, first: int) -> None:
     name : str
         See `copy_session`.
     jobs : int
-        How many; `JOBS_OF_A_HOST` at a time blame one machine.
+        Number of jobs; `JOBS_OF_A_HOST` at a time blame one host.
     first : int
-        The number of the first of the two sessions.
+        Number of the first of the two sessions.
     """
     for number in range(1, jobs + 1):
         job = f"{name}{number}"
@@ -248,6 +253,7 @@ def let_fire(container: Container, name: str, jobs: int, first: int) -> None:
                     headline=Slowdown(1.4, (1.38, 1.42), 3.2, HeadlineKind.CAUSES),
                 )
                 evaluate_session(container, tx, job_id, facts)
-    # As autovacuum does within a minute: whether it was there already is not what is measured.
+    # Run at once, as autovacuum does within a minute, so that its timing does not affect the
+    # result.
     with container.engine.begin() as connection:
         connection.execute(text("ANALYZE"))

@@ -1,4 +1,4 @@
-"""What a page weighs: bytes, elements, statements and times, and their table."""
+"""Size of a page: bytes, elements, statements and times, and a table of pages."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-# What asks whether a connection is alive is no statement of a page.
+# Statement that tests whether a connection is open, which is not counted.
 PING: Final = ";"
 _NS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A page as it was answered.
+    """Measurements of a page.
 
     Parameters
     ----------
     size, page : str
-        Of what installation, and which.
+        Name of the installation's size, and of the page.
     compressed_bytes, plain_bytes : int
     elements, statements : int
-        0 where what was asked for is no page.
+        0 if the address is not that of a page.
     time_s, processor_s : float
-        Medians, by the clock, and of server, client and database together.
+        Medians: elapsed time, and processor time of server, client and database together.
     """
 
     size: str
@@ -58,12 +58,12 @@ class _Elements(HTMLParser):
 
 @dataclass
 class Statements:
-    """Counts what a database is asked, also past SQLAlchemy."""
+    """Counts the statements that a database receives, also those that bypass SQLAlchemy."""
 
     count: int = 0
 
     def watch(self, engine: Engine) -> None:
-        """Count what goes over connections that are made from now on."""
+        """Count the statements of connections that are opened from now on."""
         seen = self
 
         class Watched(psycopg.Cursor[Any]):
@@ -78,15 +78,15 @@ class Statements:
 
 
 class Processors:
-    """What this process and the processes of a database have used.
+    """Processor times of this process and the processes of a database.
 
-    A busy machine adds to times by the clock, hardly to these. Without Linux's ``/proc`` the
-    database counts nothing.
+    Other load of the machine hardly affects them, unlike elapsed times. Without Linux's ``/proc``
+    the database's times are 0.
 
     Parameters
     ----------
     postmaster : int
-        The first process of the database; those that serve connections are its children.
+        Process id of the database's first process, whose children serve connections.
     """
 
     def __init__(self, postmaster: int) -> None:
@@ -106,7 +106,8 @@ class Processors:
 
 def _process_s(process: int) -> float:
     try:
-        # Nanoseconds on a processor, nanoseconds waiting for one, turns.
+        # Fields of the file: nanoseconds on a processor, nanoseconds of waiting for one, time
+        # slices.
         words = Path(f"/proc/{process}/schedstat").read_text(encoding="ascii").split()
     except OSError:
         return 0.0  # it has ended
@@ -114,14 +115,14 @@ def _process_s(process: int) -> float:
 
 
 def elements(html: str) -> int:
-    """Return how many elements a page has before any script."""
+    """Return the number of elements of a page before any script."""
     parser = _Elements()
     parser.feed(html)
     return parser.count
 
 
 def table(weighed: Sequence[Weighed]) -> str:
-    """Return the figures for a person."""
+    """Return the measurements as a table of text."""
     head = ("size", "page", "compressed", "plain", "elements", "statements", "time", "processor")
     rows = [
         (
@@ -140,7 +141,7 @@ def table(weighed: Sequence[Weighed]) -> str:
 
 
 def in_columns(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
-    """Return lines whose first columns are texts, and whose others are numbers."""
+    """Return aligned lines whose first columns are texts, and whose others are numbers."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return "\n".join(
         "  ".join(

@@ -1,4 +1,4 @@
-"""A real worker process, started as the supervisor starts it, and killed."""
+"""A worker process, started like the supervisor's workers, that can be killed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from app.platform.resources import Scratch
 
 
 class Worker:
-    """A worker of one queue in a process group of its own.
+    """A worker of one queue in its own process group.
 
     Parameters
     ----------
     container : Container
-        Its settings become the worker's.
+        Container whose settings the worker gets.
     log : Path
-        Takes what the worker says.
+        File of the worker's output.
     queue : str
-        The queue that it works on.
+        The queue that the worker serves.
     """
 
     def __init__(self, container: Container, log: Path, queue: str) -> None:
@@ -41,11 +41,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Return the process that takes messages."""
+        """Return the id of the process that takes messages."""
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill it and what it forked."""
+        """Kill the worker and its forked processes."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()

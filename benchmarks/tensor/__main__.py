@@ -1,7 +1,7 @@
-"""Tensor-parallel workload control, measured: ``make bench-tp`` writes docs/tensor-measured.md.
+"""Measured tensor-parallel workload control: ``make bench-tp`` writes docs/tensor-measured.md.
 
 Stragglers are emulated by pacing: a product sleeps until it has taken its floating-point operations
-times c times χ. The results of four ranks therefore do not depend on the two cores.
+times c times χ. The results of four ranks therefore do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline_client.tensor import Method
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 _PAGE: Final = _DOCS / "tensor-measured.md"
 _DATA: Final = "tensor-following.csv"
-# Steps within which a plan is there, and gone again.
+# Limits, in steps, until a plan is applied, and until it is withdrawn.
 _WITHIN: Final = 2
 _HEAVIEST: Final = "χ = 8"
 
 
 def main() -> int:
-    """Measure, write the page's sections, and return 1 where a target is missed."""
+    """Measure, write the page's sections, and return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="speed, following, accuracy; all of them if none")
     parser.add_argument("--seeds", type=int, default=accuracy.SEEDS)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def write_section(name: str, lines: Sequence[str]) -> None:
-    """Put a part's lines in their place on the page."""
+    """Replace the lines of a section of the page."""
     mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
     text = _PAGE.read_text(encoding="utf-8")
     body = "\n".join(lines)
@@ -61,7 +61,7 @@ def write_section(name: str, lines: Sequence[str]) -> None:
 
 
 def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
-    """Return the table, with the targets at χ = 8 and whether they are met."""
+    """Return the table with the targets at χ = 8, and whether they are met."""
     heavy = [row for row in rows if row.case == _HEAVIEST]
     zero = [row for row in heavy if row.method is Method.ZERO]
     lossless = [row for row in heavy if row.gamma == 0 and row.method is not Method.NONE]
@@ -84,8 +84,8 @@ def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
         f"| at {_HEAVIEST} | ideal | target | measured |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {name} | {ideal:.2f} × | {least:.2f} × | {found:.2f} × |"
-            for name, found, ideal, least in targets
+            f"| {name} | {ideal:.2f} × | {least:.2f} × | {speedup:.2f} × |"
+            for name, speedup, ideal, least in targets
         ),
         "",
         (
@@ -95,7 +95,7 @@ def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
         "",
         *speed.table(rows),
     ]
-    return lines, all(found >= least for _, found, _, least in targets)
+    return lines, all(reached >= least for _, reached, _, least in targets)
 
 
 def _best(rows: Sequence[speed.Row], target: str) -> float:
@@ -103,7 +103,7 @@ def _best(rows: Sequence[speed.Row], target: str) -> float:
 
 
 def following_section(followed: following.Followed) -> tuple[list[str], bool]:
-    """Return the outcome of a straggler that comes and goes."""
+    """Return the section about a straggler that appears and disappears."""
     (_DOCS / _DATA).write_text(following.data(followed), encoding="utf-8")
     slow_s = followed.median_s(following.COMES, following.GOES, planned=False)
     planned_s = followed.median_s(following.COMES, following.GOES, planned=True)
@@ -130,9 +130,9 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
 
 
 def accuracy_section(without: float, changes: Sequence[accuracy.Change]) -> list[str]:
-    """Return the table of accuracy, and which changes are more than noise."""
+    """Return the table of accuracy, and the changes that exceed the noise."""
     seeds = changes[0].seeds
-    beyond = [f"{one.way} at γ = {one.gamma:g}" for one in changes if one.beyond_noise]
+    beyond = [f"{change.way} at γ = {change.gamma:g}" for change in changes if change.beyond_noise]
     return [
         (
             f"{accuracy.EPOCHS} epochs, {seeds} seeds; without resizing, {without:.1f} % of the "

@@ -1,8 +1,8 @@
-"""What resizing does to accuracy: a small vision transformer, a straggler that goes round.
+"""Effect of resizing on accuracy: a small vision transformer with a rotating straggler.
 
-As the paper trains its own (section V-B): in each epoch another rank is the straggler and leaves a
-share γ of its columns out. The images are the handwritten digits that scikit-learn brings (1,797 of
-8 × 8 pixels, from the UCI repository); a quarter of them is kept for the test.
+As in the paper's training (section V-B), another rank is the straggler in each epoch and leaves a
+share γ of its columns out. The images are the handwritten digits of scikit-learn (1,797 of 8 × 8
+pixels, from the UCI repository); a quarter of them is the test set.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Board:
-    """Where the threads of a group put what the others read."""
+    """Shared memory in which the threads of a group exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -49,14 +49,14 @@ class Board:
 
 
 class _Done:
-    """A collective that is over."""
+    """A completed collective."""
 
     def wait(self) -> None:
         """Do nothing."""
 
 
 class ThreadedGroup(TensorGroup):
-    """One rank's view of a group of threads, which sums and does nothing else."""
+    """A rank's interface to a group of threads, with all-reduce only."""
 
     def __init__(self, board: Board, rank: int) -> None:
         self._board = board
@@ -67,7 +67,7 @@ class ThreadedGroup(TensorGroup):
         self.transport = Transport.SCATTER
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the group, in place; in the order of ranks on all of them."""
+        """Sum a tensor over the group, in place; the order of ranks makes all results equal."""
         board = self._board
         board.tensors[self.rank] = tensor
         board.barrier.wait()
@@ -82,18 +82,18 @@ class ThreadedGroup(TensorGroup):
 
 
 def on_threads(functions: Sequence[Callable[[], Result]], board: Board) -> list[Result]:
-    """Return what each rank's function returns.
+    """Run a function for each rank in a thread and return the results.
 
     Raises
     ------
     RuntimeError
-        If one failed; what it said is on standard error.
+        If a function failed; its message is on standard error.
     """
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
 
     def run(rank: int) -> None:
         try:
-            found[rank] = functions[rank]()
+            results[rank] = functions[rank]()
         except BaseException:
             board.barrier.abort()
             raise
@@ -103,15 +103,15 @@ def on_threads(functions: Sequence[Callable[[], Result]], board: Board) -> list[
         thread.start()
     for thread in threads:
         thread.join()
-    if len(found) < len(functions):
+    if len(results) < len(functions):
         raise RuntimeError("a rank did not do its part")
-    return [found[rank] for rank in range(len(functions))]
+    return [results[rank] for rank in range(len(functions))]
 
 
 GAMMAS: Final = (0.25, 0.5, 0.875)
 SEEDS: Final = 5
 EPOCHS: Final = 12
-# Student's t, 97.5 %, for five seeds; of more it asks a little too much.
+# Student's t, 97.5 %, for five seeds; slightly too large for more seeds.
 _STUDENT_T: Final = 2.776
 _BATCH: Final = 96
 _LEARNING_RATE: Final = 0.003  # the paper's
@@ -123,13 +123,13 @@ _PATCH: Final = 2
 _SIDE: Final = 8
 _CLASSES: Final = 10
 _TESTED: Final = 0.25
-# Columns that a plan counts in: every γ above is a whole number of them.
+# Granularity of plans in columns: every γ above is a multiple of it.
 _COLUMNS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How columns are left out."""
+    """A method to leave columns out."""
 
     name: str
     selection: Selection
@@ -146,12 +146,12 @@ WAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Test accuracy against that of the same seed without resizing, in percentage points.
+    """Difference in test accuracy to the same seed without resizing, percentage points.
 
     Parameters
     ----------
     mean, deviation : float
-        Over the seeds.
+        Mean and standard deviation over the seeds.
     """
 
     way: str
@@ -203,11 +203,11 @@ def _data(seed: int) -> _Data:
 
 
 def _accuracy(seed: int, way: Way | None, gamma: float) -> float:
-    """Return the share of test images that are told right after training, in percent."""
+    """Return the share of correctly classified test images after training, percent."""
     data, board = _data(seed), Board(RANKS)
     ranks = []
     for rank in range(RANKS):
-        # One after the other: threads share the generator that weights are drawn from.
+        # Sequential, because threads share the generator of initial weights.
         torch.manual_seed(seed)
         tp = ThreadedGroup(board, rank)
         ranks.append(partial(_train, _Classifier(tp), tp, data, (seed, way, gamma)))
@@ -239,24 +239,24 @@ def _train(
         workload.end_epoch()
     workload.close()
     with torch.no_grad():
-        told = model(data.tested_images).argmax(dim=1)
-    return 100 * float((told == data.tested_labels).double().mean())
+        predicted = model(data.tested_images).argmax(dim=1)
+    return 100 * float((predicted == data.tested_labels).double().mean())
 
 
 def measure(seeds: int) -> tuple[float, list[Change]]:
-    """Return the mean accuracy without resizing, percent, and every way's change."""
+    """Return the mean accuracy without resizing, percent, and the change of every method."""
     ways: list[tuple[Way | None, float]] = [(None, 0.0)]
     ways += [(way, gamma) for way in WAYS for gamma in GAMMAS]
     trainings = [(seed, way, gamma) for seed in range(seeds) for way, gamma in ways]
     workers = os.cpu_count() or 1
     shared = [trainings[first::workers] for first in range(workers)]
-    found: dict[tuple[int, Way | None, float], float] = {}
-    for part in in_processes([partial(_trained, mine) for mine in shared]):
-        found |= part
-    without = [found[seed, None, 0.0] for seed in range(seeds)]
+    accuracies: dict[tuple[int, Way | None, float], float] = {}
+    for part in in_processes([partial(_trained, runs) for runs in shared]):
+        accuracies |= part
+    without = [accuracies[seed, None, 0.0] for seed in range(seeds)]
     changes: list[Change] = []
     for way, gamma in ways[1:]:
-        of_seeds = [found[seed, way, gamma] - without[seed] for seed in range(seeds)]
+        of_seeds = [accuracies[seed, way, gamma] - without[seed] for seed in range(seeds)]
         mean, deviation = statistics.mean(of_seeds), statistics.stdev(of_seeds)
         changes.append(Change(way.name if way else "", gamma, mean, deviation, seeds))
     return statistics.mean(without), changes
@@ -276,10 +276,10 @@ def _cell(change: Change | None) -> str:
 
 
 def table(changes: Sequence[Change]) -> Iterator[str]:
-    """Return the changes as Markdown: a row a way, a column a γ."""
+    """Return the changes as a Markdown table: a row for each method, a column for each γ."""
     yield f"| selection | {' | '.join(f'γ = {gamma:g}' for gamma in GAMMAS)} |"
     yield f"| --- | {' | '.join('---' for _ in GAMMAS)} |"
     for way in WAYS:
-        found = {one.gamma: one for one in changes if one.way == way.name}
-        cells = [_cell(found.get(gamma)) for gamma in GAMMAS]
+        by_gamma = {change.gamma: change for change in changes if change.way == way.name}
+        cells = [_cell(by_gamma.get(gamma)) for gamma in GAMMAS]
         yield f"| {way.name} | {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""A straggler that comes and goes, a real service, and the job's step times over both."""
+"""Step times of a job with a real service, while a straggler appears and disappears."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SLOWDOWN: Final = 4.0
 COMES: Final = 10
 GOES: Final = 30
 STEPS: Final = 50
-# Longer than elsewhere: the service takes a rank for slow from 10 % on, as any one is that this
-# machine keeps waiting for a processor.
+# Longer than elsewhere: the service counts a rank as slow from 10 % on, which a rank that waits for
+# a processor of this machine can reach.
 _HEALTHY_STEP_S: Final = 0.6
 _OVERHEAD_STEPS: Final = 60
 _JOB: Final = "bench-tp"
@@ -46,7 +46,7 @@ _ROOT: Final = Path(__file__).parents[2]
 
 
 class NoServiceError(Exception):
-    """The service did not start; with what it said last."""
+    """The service did not start; the message contains its last output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Step:
     Parameters
     ----------
     version : int
-        Of the plan in force; 0 for none.
+        Version of the applied plan; 0 without a plan.
     """
 
     number: int
@@ -66,18 +66,18 @@ class Step:
 
     @property
     def planned(self) -> bool:
-        """Whether work was shed."""
+        """Whether a plan was applied."""
         return self.method is not Method.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The outcome of the job.
+    """Results of the job.
 
     Parameters
     ----------
     controller_s : float
-        What the controller takes of a step, median, when all ranks come to it at once.
+        Median time of the controller in a step if all ranks call it at once, s.
     """
 
     steps: tuple[Step, ...]
@@ -85,24 +85,26 @@ class Followed:
 
     @property
     def slow_steps(self) -> int:
-        """Steps from the straggler's first one until a plan is in force."""
-        found = (s.number for s in self.steps if s.number >= COMES and s.planned)
-        return next(found, STEPS) - COMES
+        """Number of steps from the straggler's first step until a plan is applied."""
+        planned = (s.number for s in self.steps if s.number >= COMES and s.planned)
+        return next(planned, STEPS) - COMES
 
     @property
     def held_steps(self) -> int:
-        """Steps from the first one after the straggler's recovery until no plan is in force."""
-        found = (s.number for s in self.steps if s.number >= GOES and not s.planned)
-        return next(found, STEPS) - GOES
+        """Number of steps after the straggler's recovery until the plan is withdrawn."""
+        unplanned = (s.number for s in self.steps if s.number >= GOES and not s.planned)
+        return next(unplanned, STEPS) - GOES
 
     def median_s(self, first: int, last: int, *, planned: bool) -> float:
-        """Return the median of steps with or without a plan; NaN where there are none."""
-        found = [s.took_s for s in self.steps if first <= s.number < last and s.planned is planned]
-        return statistics.median(found) if found else math.nan
+        """Return the median duration of steps with or without a plan, s; NaN without such steps."""
+        durations_s = [
+            s.took_s for s in self.steps if first <= s.number < last and s.planned is planned
+        ]
+        return statistics.median(durations_s) if durations_s else math.nan
 
 
 def measure() -> Followed:
-    """Train with a service of its own, which is ended."""
+    """Train with a separate service, which is stopped at the end."""
     with _service() as url:
         return on_ranks(partial(_on_rank, url))[0]
 
@@ -117,7 +119,7 @@ def _on_rank(url: str) -> Followed:
         Consent(apply=True, max_gamma=0.0),
         costs=costs,
     )
-    # The service knows a job by its first report; then it is told to apply plans to it.
+    # The service creates a job with its first report; only then can plans be switched on.
     for _ in range(2):
         job.train_step()
         controller.step()
@@ -152,7 +154,7 @@ def _on_rank(url: str) -> Followed:
 
 
 def _switch_on(url: str) -> None:
-    """Allow plans to be applied to the job, once the service knows it."""
+    """Switch plans on for the job, once the service has received a report of it."""
     body = json.dumps({"mode": "apply", "max_gamma": None, "expires_after_steps": 200}).encode()
     request = urllib.request.Request(  # noqa: S310 - our own service
         f"{url}/api/v1/jobs/{_JOB}/tp/mode",
@@ -166,7 +168,7 @@ def _switch_on(url: str) -> None:
 def _until_answered(
     request: urllib.request.Request, process: subprocess.Popen[bytes] | None = None
 ) -> None:
-    """Ask until there is an answer, or the process that should answer has ended."""
+    """Repeat a request until it is answered, or until the service's process has ended."""
     deadline_s = time.monotonic() + _STARTS_WITHIN_S
     while True:
         try:
@@ -186,7 +188,8 @@ def _service() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-tp-") as directory:
-        # As root the database runs under another account, which must get in.
+        # As root, the database runs under another account, which must be able to enter the
+        # directory.
         Path(directory).chmod(0o755)
         command = [sys.executable, "-m", "app.cli.main", "serve"]
         command += ["--port", str(port), "--data-dir", directory]

@@ -1,4 +1,4 @@
-"""The job that is measured, a transformer block with paced products, and its rank processes."""
+"""The measured job, a transformer block with paced products, and its rank processes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _NICENESS: Final = -10
 
 
 class ProcessFailedError(Exception):
-    """A process did not do its part; what it said is on standard error."""
+    """A process failed; its message is on standard error."""
 
 
 def on_ranks(function: Callable[[], Result]) -> list[Result]:
-    """Return what the function returns on each of four ranks.
+    """Run a function on each of four ranks and return the results.
 
     Raises
     ------
     ProcessFailedError
-        If a rank failed; the others are ended.
+        If a rank failed; the others are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-tp-") as name:
         store = str(Path(name) / "store")
@@ -56,25 +56,26 @@ def on_ranks(function: Callable[[], Result]) -> list[Result]:
 
 def _on_rank(function: Callable[[], Result], store: str, rank: int) -> Result:
     with suppress(PermissionError):
-        # What mostly sleeps must not queue behind others' computing when it wakes.
+        # Higher priority, because a process that mostly sleeps must not queue behind computing
+        # ones.
         os.nice(_NICENESS)
     dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
-    found = function()
+    result = function()
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def in_processes(functions: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Return what each function returns in a process of its own.
+    """Run each function in a separate process and return the results.
 
     Raises
     ------
     ProcessFailedError
-        If one failed; the others are ended.
+        If a process failed; the others are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-tp-") as name:
         directory = Path(name)
-        running = {_fork(one, directory / str(n)) for n, one in enumerate(functions)}
+        running = {_fork(function, directory / str(n)) for n, function in enumerate(functions)}
         failed = False
         while running:
             pid, status = os.wait()
@@ -85,7 +86,7 @@ def in_processes(functions: Sequence[Callable[[], Result]]) -> list[Result]:
                     os.kill(other, signal.SIGTERM)
         if failed:
             raise ProcessFailedError
-        # Written by these processes, a moment ago.
+        # The pickles are trusted, because these processes have just written them.
         return [pickle.loads((directory / str(n)).read_bytes()) for n in range(len(functions))]  # noqa: S301
 
 
@@ -111,13 +112,13 @@ HEADS: Final = 32
 EXPANDED: Final = 512
 _BATCH: Final = 4
 _SEQUENCE: Final = 16
-# What the products of a healthy rank take in a step: far more than computing them does.
+# Duration of a healthy rank's products in a step: much longer than their computation.
 HEALTHY_STEP_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The fastest of several steps: what else runs on the machine only adds to them.
+    """The fastest of several steps, because other load of the machine only adds time.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ class Measured:
 
     @property
     def outside_s(self) -> float:
-        """What the step takes outside the slowest rank's own time: collectives."""
+        """Time of a step that is not work of the slowest rank: collectives."""
         return self.step_s - max(self.time_s)
 
 
@@ -143,9 +144,9 @@ class Job:
     Parameters
     ----------
     granularity : Granularity
-        Of plans other than sticky ones.
+        Granularity of plans other than sticky ones.
     healthy_step_s : float
-        What a healthy rank's products take in a step.
+        Duration of a healthy rank's products in a step, s.
     """
 
     def __init__(self, granularity: Granularity, healthy_step_s: float = HEALTHY_STEP_S) -> None:
@@ -178,7 +179,7 @@ class Job:
         self.optimizer.step()
 
     def measure(self, plan: Plan | None, steps: int) -> Measured:
-        """Return the times of steps under a plan; the first one is left out."""
+        """Return the times of steps under a plan, without the first step."""
         self.workload.apply(plan)
         self.train_step()
         self.watch.end_step(self._step)
@@ -191,12 +192,12 @@ class Job:
             ends_s.append(time.perf_counter())
         took_s = [after - before for before, after in pairwise(ends_s)]
         own = self.watch.finished()
-        mine = torch.tensor(
+        times = torch.tensor(
             [took_s, [step.time_s for step in own], [step.matmul_s for step in own]],
             dtype=torch.float64,
         )
-        everyone = torch.empty(self.tp.size, *mine.shape, dtype=torch.float64)
-        dist.all_gather(list(everyone), mine)
+        everyone = torch.empty(self.tp.size, *times.shape, dtype=torch.float64)
+        dist.all_gather(list(everyone), times)
         step_s, time_s, matmul_s = everyone.unbind(1)
         return Measured(
             float(step_s.amax(0).min()), time_s.amin(1).tolist(), matmul_s.amin(1).tolist()
@@ -204,7 +205,7 @@ class Job:
 
 
 def _step_flops(ranks: int) -> int:
-    """Return the operations of a rank's products in a step: forward, and twice backward."""
+    """Return the FLOPs of a rank's products in a step: one product forward, two backward."""
     tokens = _BATCH * _SEQUENCE
     weights = HIDDEN * (3 * HIDDEN + HIDDEN + 2 * EXPANDED) // ranks
     return 3 * 2 * tokens * weights

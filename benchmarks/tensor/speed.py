@@ -1,4 +1,4 @@
-"""Step times under every alternative that the advisor has, predicted and measured."""
+"""Predicted and measured step times for every alternative of the advisor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks.tensor.job import HEALTHY_STEP_S, RANKS, Job, Measured, on_ranks
 from paceline_client.tensor import Granularity, Method, Plan, RankShare, pre_test
 
 BUDGET: Final = 0.25
-# Each alternative is measured in several rounds over all of them, and its fastest step counts:
-# what else runs on the machine passes.
+# All alternatives are measured in several rounds, and the fastest step of each counts, because
+# other load of the machine is temporary.
 _ROUNDS: Final = 2
 _STEPS: Final = 3
 _LONG_S: Final = 1.0
-# The straggler is one in the middle, so that its number plays no part.
+# The straggler is a middle rank, so that its position has no effect.
 CASES: Final[dict[str, tuple[float, ...]]] = {
     "χ = 2": (1.0, 1.0, 2.0, 1.0),
     "χ = 4": (1.0, 1.0, 4.0, 1.0),
@@ -35,15 +35,15 @@ CASES: Final[dict[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table.
+    """A row of the table.
 
     Parameters
     ----------
     speedup : float
-        The step time without action ÷ that under the plan.
+        The step time without a plan ÷ that with the plan.
     predicted_s : float
-        The advisor's for the slowest rank, what ranks wait for each other layer by layer, and what
-        a step takes outside that without a plan.
+        Sum of the advisor's prediction for the slowest rank, the waits of ranks for each other
+        layer by layer, and the time of a step without a plan that is not work of the slowest rank.
     """
 
     case: str
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The method, and what its criterion or budget is."""
+        """The method, with its criterion or budget."""
         names = {
             Method.NONE: "no action",
             Method.ZERO: "ZERO",
@@ -82,7 +82,7 @@ def _on_rank() -> list[Row]:
     for granularity in Granularity:
         job = Job(granularity)
         costs = _pre_test(job)
-        # What a step takes outside the slowest rank's own time is not of the straggler.
+        # The time of a step that is not work of the slowest rank is measured without a straggler.
         outside_s = job.measure(None, 2 * _STEPS).outside_s
         for case, slowdowns in CASES.items():
             job.slow_down(slowdowns)
@@ -94,17 +94,17 @@ def _on_rank() -> list[Row]:
 
 
 def _pre_test(job: Job) -> Costs:
-    """Sample what handing columns over and taking them apart costs, without a straggler."""
+    """Measure the cost of migrating and extracting columns, without a straggler."""
     job.slow_down([1.0] * RANKS)
-    found = pre_test(job.workload, job.tp, job.train_step)
+    costs = pre_test(job.workload, job.tp, job.train_step)
     return Costs(
-        communicate=fit(found.communicate), extract=fit(found.extract), lend=fit(found.lend)
+        communicate=fit(costs.communicate), extract=fit(costs.extract), lend=fit(costs.lend)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """An alternative of the advisor, as the job carries it out."""
+    """An alternative of the advisor, with the plan that the job applies."""
 
     method: Method
     target: str
@@ -116,54 +116,61 @@ class _Predicted:
 
     @property
     def work(self) -> tuple[bool, tuple[RankShare, ...]]:
-        """Return what two alternatives have in common that make the job do the same."""
+        """Return a key that is equal for alternatives that the job executes equally."""
         return self.method is Method.STICKY, self.ranks
 
 
 def _case(job: Job, case: str, without: Measured, predicted: list[_Predicted]) -> Iterator[Row]:
     granularity, shared = job.granularity, [predicted]
     dist.broadcast_object_list(shared, 0)
-    found: dict[tuple[bool, tuple[RankShare, ...]], float] = {}
+    times: dict[tuple[bool, tuple[RankShare, ...]], float] = {}
     wanted = [
-        one
-        for one in shared[0]
-        if granularity is Granularity.COLUMNS or one.method not in {Method.NONE, Method.STICKY}
+        alternative
+        for alternative in shared[0]
+        if granularity is Granularity.COLUMNS
+        or alternative.method not in {Method.NONE, Method.STICKY}
     ]
     for done in range(_ROUNDS):
-        for one in {one.work: one for one in wanted if one.method is not Method.NONE}.values():
-            steps = _steps(one.step_s)
+        for alternative in {
+            alternative.work: alternative
+            for alternative in wanted
+            if alternative.method is not Method.NONE
+        }.values():
+            steps = _steps(alternative.step_s)
             if done and steps == 1:
                 continue
-            plan = Plan(1, one.method, job.workload.columns, RANKS, one.ranks)
+            plan = Plan(1, alternative.method, job.workload.columns, RANKS, alternative.ranks)
             step_s = job.measure(plan, steps).step_s
-            found[one.work] = min(step_s, found.get(one.work, step_s))
-    for one in wanted:
-        measured_s = without.step_s if one.method is Method.NONE else found[one.work]
+            times[alternative.work] = min(step_s, times.get(alternative.work, step_s))
+    for alternative in wanted:
+        measured_s = (
+            without.step_s if alternative.method is Method.NONE else times[alternative.work]
+        )
         yield Row(
             case,
-            one.method,
+            alternative.method,
             granularity,
-            one.gamma,
-            one.within_budget,
-            one.migrated,
-            one.step_s,
+            alternative.gamma,
+            alternative.within_budget,
+            alternative.migrated,
+            alternative.step_s,
             measured_s,
             without.step_s / measured_s,
-            one.target,
+            alternative.target,
         )
 
 
 def _steps(step_s: float) -> int:
-    """Return how many steps are measured; of long ones what else runs is no part to speak of."""
+    """Return the number of measured steps: fewer of long ones, which other load hardly changes."""
     return _STEPS if step_s < _LONG_S else 1
 
 
 def _predicted(job: Job, without: Measured, costs: Costs, outside_s: float) -> list[_Predicted]:
-    """Return what the advisor says of the group as it was measured without a plan."""
+    """Return the advisor's alternatives for the group as measured without a plan."""
     columns = job.workload.columns
     sizes = tuple(
-        WrittenSizes.model_validate(one).sizes()
-        for one in job.workload.sizes(job.workload.take_rows())
+        WrittenSizes.model_validate(size).sizes()
+        for size in job.workload.sizes(job.workload.take_rows())
     )
     group = Group(np.array(without.time_s), np.array(without.matmul_s), columns)
     problem = Problem(group, accuracy_budget=BUDGET, costs=costs, sizes=sizes)
@@ -194,7 +201,7 @@ def _predicted(job: Job, without: Measured, costs: Costs, outside_s: float) -> l
 
 
 def _target(alternative: Alternative) -> str:
-    """Return which time resizing is to reach, where there is a choice."""
+    """Return the target time of resizing, if there is a choice."""
     if alternative.method.value != Method.ZERO.value:
         return ""
     if alternative.criterion is Criterion.T_AVG:
@@ -203,7 +210,7 @@ def _target(alternative: Alternative) -> str:
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Return the rows as Markdown, each case's by measured time."""
+    """Return the rows as Markdown, those of each case by measured time."""
     yield "| straggler | method | γ | migrated | predicted, ms | measured, ms | error | speed-up |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for case in CASES:

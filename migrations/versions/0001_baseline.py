@@ -1,4 +1,4 @@
-"""The schema of version 0.2.0. Later revisions lead on from it."""
+"""The schema of version 0.2.0; later revisions change it."""
 
 from __future__ import annotations
 
@@ -626,7 +626,7 @@ CREATE TABLE worker_heartbeat (
     CONSTRAINT pk_worker_heartbeat PRIMARY KEY (id)
 );
 """
-# Which columns refer to a row of the same project, with which their rows move and go.
+# Columns that refer to a row of the same project; the referring rows are moved and deleted with it.
 REFERENCES: Final = {
     "alert_incident.id": (
         "alert_assignee.incident_id alert_comment.incident_id alert_event.incident_id "
@@ -649,7 +649,7 @@ REFERENCES: Final = {
     "intake.session_id": "chunk.session_id inbox.session_id",
     "tensor_group.id": "tensor_plan.group_id tensor_report.group_id",
 }
-# Tables whose rows belong to nothing but their project.
+# Tables whose rows refer to no other row of their project.
 OF_PROJECT: Final = (
     "action_policy action_switch alert_channel alert_rule blob_object blob_part doomed_blob "
     "gpu_place host_probe host_repair ingest_refusal job machine_action membership plan "
@@ -780,7 +780,7 @@ $$;
 CREATE TRIGGER session_verdict_columns BEFORE INSERT OR UPDATE OF document ON session_verdict
     FOR EACH ROW EXECUTE FUNCTION session_verdict_columns();
 """
-# The rules that come with the product. From then on they are the operator's to edit and delete.
+# The default alert rules, which operators may edit and delete.
 ROWS: Final = """
 INSERT INTO project (name) VALUES ('default');
 INSERT INTO project_usage (project_id, hour, hour_sessions, bytes, operations)

@@ -39,7 +39,7 @@ def create_token(
     """Create a token and print its secret, which is shown only once."""
     from app.cli.access import make_token
 
-    # Who sends to an installation without projects need not name the one that there is.
+    # Users of an installation without further projects need not name the default project.
     only = "default" if project is None and Right.INGEST in scope else project
     make_token(name, scope, only, expires_days or None)
 

@@ -267,8 +267,8 @@ def synth(
     from app.cli.synthetic import write_fleet, write_scenario
 
     if scenario == "list":
-        for known in ALL_SCENARIOS.values():
-            typer.echo(f"{known.name:<24}{known.summary}")
+        for listed in ALL_SCENARIOS.values():
+            typer.echo(f"{listed.name:<24}{listed.summary}")
         return
     if (scenario is None) == (fleet is None):
         raise typer.BadParameter("name either a scenario or the size of a --fleet")
@@ -375,6 +375,6 @@ def export_pulse(
     """Write a job's pulse, step by step, into a Parquet file that `pulse detect` reads."""
     from app.cli.retention import export
 
-    asked = "" if attempt is None else f"?attempt={attempt}"
-    path = f"/api/v1/jobs/{quote(job, safe='')}/pulse/export{asked}"
+    query = "" if attempt is None else f"?attempt={attempt}"
+    path = f"/api/v1/jobs/{quote(job, safe='')}/pulse/export{query}"
     export(path, out or Path("pulse.parquet"), server=server)

@@ -50,7 +50,7 @@ _SILENCED_FOR: Final = timedelta(hours=18)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ActContext:
     """Context of an act: the container at its time, and the sessions so far."""
 
     container: Container
@@ -64,62 +64,64 @@ class Act:
 
     at_h: float
     site: str
-    tell: Callable[[Told], None]
+    perform: Callable[[ActContext], None]
 
 
-def _noted(job: str, kind: NoteKind, words: str, by: str = LAUNCHER) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        write_note(told.container, job, words=words, kind=kind, at=told.moment, by=by)
+def _noted(
+    job: str, kind: NoteKind, words: str, by: str = LAUNCHER
+) -> Callable[[ActContext], None]:
+    def perform(context: ActContext) -> None:
+        write_note(context.container, job, words=words, kind=kind, at=context.moment, by=by)
 
-    return tell
-
-
-def _repaired(host: str, what: str) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        note_repair(told.container, host, what=what, at=told.moment, by=ON_CALL)
-
-    return tell
+    return perform
 
 
-def _acknowledged(job: str, note: str) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        for incident in _firing(told.container, job):
-            acknowledge_incident(told.container, incident, by=ON_CALL, note=note)
+def _repaired(host: str, what: str) -> Callable[[ActContext], None]:
+    def perform(context: ActContext) -> None:
+        note_repair(context.container, host, what=what, at=context.moment, by=ON_CALL)
 
-    return tell
-
-
-def _silenced(job: str, reason: str) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        until = told.moment + _SILENCED_FOR
-        for incident in _firing(told.container, job):
-            silence_incident(told.container, incident, until=until, reason=reason, by=ON_CALL)
-
-    return tell
+    return perform
 
 
-def _resolved(job: str, note: str) -> Callable[[Told], None]:
-    def tell(told: Told) -> None:
-        for incident in _firing(told.container, job):
-            resolve_incident(told.container, incident, by=ON_CALL, note=note)
+def _acknowledged(job: str, note: str) -> Callable[[ActContext], None]:
+    def perform(context: ActContext) -> None:
+        for incident in _firing(context.container, job):
+            acknowledge_incident(context.container, incident, by=ON_CALL, note=note)
 
-    return tell
+    return perform
 
 
-def _applied(job: str) -> Callable[[Told], None]:
-    """Return that the first fix of the job's latest report was applied."""
+def _silenced(job: str, reason: str) -> Callable[[ActContext], None]:
+    def perform(context: ActContext) -> None:
+        until = context.moment + _SILENCED_FOR
+        for incident in _firing(context.container, job):
+            silence_incident(context.container, incident, until=until, reason=reason, by=ON_CALL)
 
-    def tell(told: Told) -> None:
-        session = told.latest[job]
-        with told.container.reading() as tx:
+    return perform
+
+
+def _resolved(job: str, note: str) -> Callable[[ActContext], None]:
+    def perform(context: ActContext) -> None:
+        for incident in _firing(context.container, job):
+            resolve_incident(context.container, incident, by=ON_CALL, note=note)
+
+    return perform
+
+
+def _applied(job: str) -> Callable[[ActContext], None]:
+    """Record that the first fix of the job's latest report was applied."""
+
+    def perform(context: ActContext) -> None:
+        session = context.latest[job]
+        with context.container.reading() as tx:
             fix = report_of(tx, session).recommendations[0]
-        apply_fix(told.container, session, fix.action, fix.title, by=ON_CALL)
+        apply_fix(context.container, session, fix.action, fix.title, by=ON_CALL)
 
-    return tell
+    return perform
 
 
-def _finished(job: str) -> Callable[[Told], None]:
-    return lambda told: finish_job(told.container, job)
+def _finished(job: str) -> Callable[[ActContext], None]:
+    return lambda context: finish_job(context.container, job)
 
 
 def _firing(container: Container, job: str) -> list[uuid.UUID]:
@@ -138,7 +140,7 @@ def _firing(container: Container, job: str) -> list[uuid.UUID]:
 _BAD: Final = host_name(BAD_HOST)
 
 ACTS: Final = (
-    # The host that is slow in two jobs.
+    # Acts about the host that is slow in two jobs.
     Act(
         BAD_FROM_H - 9.0,
         "north",
@@ -175,7 +177,7 @@ ACTS: Final = (
         "north",
         _noted("dense-110b", NoteKind.MAINTENANCE, f"Starts on {_BAD} after its repair"),
     ),
-    # The deployment.
+    # Acts about a deployment.
     Act(
         DEPLOYED_H,
         "north",
@@ -200,7 +202,7 @@ ACTS: Final = (
             "Rolled back to image 25.10: garbage is collected on all workers at once",
         ),
     ),
-    # The job that is divided anew and ends.
+    # Acts about the job that changes its parallelism and ends.
     Act(
         DIVIDED_H + 24.0,
         "south",
@@ -212,7 +214,7 @@ ACTS: Final = (
         _noted(DIVIDED, NoteKind.CONFIG_CHANGE, "Layers divided 18, 17, 17, 8 instead of 15 each"),
     ),
     Act(DIVIDED_ENDED_H, "south", _finished(DIVIDED)),
-    # Short remarks on the jobs of these days.
+    # Short comments on the jobs of the last days.
     Act(
         9 * 24.0,
         "north",

@@ -1,8 +1,8 @@
-"""The demo's job that runs while you look: ``python -m app.cli.demo.live --url URL``.
+"""The demo's live job: ``python -m app.cli.demo.live --url URL``.
 
-It sends its pulse as attached jobs do. Within a minute one of its ranks gets slow; it records when
-the server asks for that, and is well again soon after. It runs in a process of its own, and goes on
-as long as the demo does.
+The job sends its pulse like an attached job. Within a minute one of its ranks becomes slow; the job
+records a session when the server requests one, and becomes healthy soon after. It runs in its own
+process until the demo ends.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 JOB: Final = "live-13b"
 _DP: Final = 8
 _PP: Final = 2
-# DP rank and stage of the rank that gets slow, and how many times as long it computes.
+# DP rank and stage of the rank that becomes slow, and the factor of its compute times.
 _SLOW: Final = (5, 1)
 FACTOR: Final = 1.5
-# Steps are drawn once, and come again.
+# A fixed number of steps is drawn once and then repeated.
 _DRAWN: Final = 512
 _FIRST_HOST: Final = 990
 _HOST_RANKS: Final = 8
 _DAY_S: Final = 86_400
 _LABELS: Final = {"team": "research", "owner": "foundation", **DEMO_LABELS}
-# A server that is away for a while loses pulses, as with attached jobs.
+# Pulses are lost while the server is unavailable, as for attached jobs.
 _LOOK_S: Final = 0.5
 _NICE: Final = 10
 
@@ -63,14 +63,14 @@ class Tempo:
     Parameters
     ----------
     step_s : float
-        About how long a step takes.
+        Approximate duration of a step.
     quiet_steps, slow_steps : int
-        Steps before a rank gets slow, and after which it is well again in any case: counted anew
-        from the session that was asked for.
+        Number of steps before a rank becomes slow, and the maximum number of steps for which it
+        remains slow; both counts restart at a requested session.
     hold_steps : int
-        For how many steps it stays slow after its session was analyzed.
+        Number of steps for which it remains slow after its session was analyzed.
     every_s : float
-        From one body of a host to the next.
+        Interval between two bodies of a host.
     """
 
     step_s: float = 0.42
@@ -87,7 +87,7 @@ class LiveJob:
     Parameters
     ----------
     began_ns : int
-        When its first step begins, since the epoch.
+        Start of its first step, ns since the epoch.
     """
 
     server: Server
@@ -96,7 +96,7 @@ class LiveJob:
     step: int = 0
     slow: bool = False
     session: str = ""
-    """That it has sent."""
+    """Number of steps that were sent."""
     _first: int = 0
     _ends_ns: int = 0
     _heals: int = 0
@@ -114,23 +114,24 @@ class LiveJob:
         self.hosts = {
             rank: host_name(_FIRST_HOST + rank // _HOST_RANKS) for rank in range(dials.world)
         }
-        # Later starts of the same day go on counting.
+        # A later start on the same day continues the step numbers.
         seconds = self.began_ns / 1e9 % _DAY_S
         self.step = self._first = int(seconds / self.tempo.step_s)
         self._heals = self._first + self.tempo.quiet_steps + self.tempo.slow_steps
         self._ends_ns = self.began_ns
 
     def advance(self, now_ns: int) -> None:
-        """Send the steps that have ended by now; record, and get slow and well in between.
+        """Send the steps that have ended by now; record sessions, start and end the slowness.
 
         Raises
         ------
         ServerError
-            The server is away, or refuses something.
+            The server is unavailable, or refuses a body.
         """
         begin_ns = self._ends_ns
         while begin_ns < now_ns:
-            # No host is ahead of the others by more than attached ones are.
+            # Sent in short batches, so that no host is further ahead of the others than in attached
+            # jobs.
             begin_ns = min(now_ns, begin_ns + int(self.tempo.every_s * 1e9))
             self._send_all(list(self._run(begin_ns)))
         if self._records is not None and self.step >= self._records:
@@ -166,15 +167,12 @@ class LiveJob:
         rows = joined(parts)
         for host in sorted(set(self.hosts.values())):
             own = np.array([self.hosts[rank] == host for rank in rows.rank.tolist()])
-            self._send(rows.take(own), host)
-
-    def _send(self, rows: Pulses, host: str) -> None:
-        path = f"/api/v1/jobs/{JOB}/attempts/1/pulse"
-        answer = self.server.exchange("POST", path, json.loads(write_pulse(rows, host)))
-        if answer["record"] is not None and self._records is None:
-            self._records = self.step + int(answer["record"]["steps"])
-            # What is asked for is recorded as it is.
-            self._heals = max(self._heals, self._records)
+            body = json.loads(write_pulse(rows.take(own), host))
+            answer = self.server.exchange("POST", f"/api/v1/jobs/{JOB}/attempts/1/pulse", body)
+            if answer["record"] is not None and self._records is None:
+                self._records = self.step + int(answer["record"]["steps"])
+                # A requested session is recorded with the present durations.
+                self._heals = max(self._heals, self._records)
 
     def _record(self) -> None:
         """Send a session of the requested steps."""
@@ -197,7 +195,7 @@ class LiveJob:
         self.session, self._waits = sent.session, True
 
     def _is_underway(self) -> bool:
-        """Return whether the analysis of its session is pending."""
+        """Return whether the analysis of the job's session is pending."""
         state = self.server.get(f"/api/v1/sessions/{self.session}")["state"]
         return state in SessionState.UNDERWAY
 
@@ -211,12 +209,13 @@ def run_live(url: str, tempo: Tempo) -> None:
             try:
                 job.advance(time.time_ns())
             except ServerError:
-                # It is away, or behind: what could not be sent is lost, as any late pulse.
+                # The server is unavailable or overloaded: the unsent pulses are dropped, like any
+                # late pulse.
                 time.sleep(_LOOK_S)
 
 
 def main() -> None:
-    """Run the job of a demo."""
+    """Run the live job of a demo."""
     parser = argparse.ArgumentParser(prog="python -m app.cli.demo.live", description=__doc__)
     parser.add_argument("--url", required=True)
     follow_lifeline()

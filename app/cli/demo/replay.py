@@ -1,8 +1,9 @@
 """The history of one site of the demo: ``python -m app.cli.demo.replay --site north``.
 
-Each session is synthesized, received, analyzed and held against the rules by the use cases that do
-so for any other, in the order of time; only the time of their transactions is the session's. Some
-jobs of today come first. It runs in a process of its own, so that pages are answered meanwhile.
+Each session is synthesized, received, analyzed and compared with the alert rules by the use cases
+that do so for every session, in the order of time; only the time of the transactions is set to the
+session's. Some jobs of today come first. The history is written in its own process, so that the
+server answers requests for pages meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from app.analysis.synthesis.fleet_history import SITES, PlannedSession, runs
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.own import PARQUET
 from app.bootstrap import build
-from app.cli.demo.acts import ACTS, Act, Told
+from app.cli.demo.acts import ACTS, Act, ActContext
 from app.incidents.evaluate import look_at_group
 from app.incidents.models.rules import DEMO_LABELS
 from app.incidents.models.tables import AlertGroup
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
     import uuid
 
 
-# From the last operation until the session is there.
+# Delay between the last operation of a session and the reception of the session.
 _SENT_IN: Final = timedelta(seconds=20)
 _LOOK_S: Final = 0.1
-# Jobs that began after it are of today.
+# Jobs that began at most this time before the end of the history are jobs of today, hours.
 TODAY_H: Final = 40.0
-# Who answers for the jobs of a team.
+# Owner of the jobs of each team.
 OWNERS: Final[Mapping[str, str]] = {
     "pretraining": "foundation",
     "research": "foundation",
@@ -76,35 +77,36 @@ class _Site:
 
 
 def write_history(container: Container, site: str, until: datetime) -> int:
-    """Write the history of a site; return how many sessions it has.
+    """Write the history of a site; return the number of its sessions.
 
     Parameters
     ----------
     container : Container
-        Of a project that has none of the jobs.
+        Container of a project that has none of the jobs yet.
     until : datetime
-        When the history ends.
+        End of the history.
     """
     published: list[uuid.UUID] = []
-    # Workers are not told: the analyses are run here, in order and at their own times.
+    # No task is published: this process runs the analyses itself, in order and at the sessions'
+    # times.
     quiet = replace(container, publish=lambda run, _kind: published.append(run))
     keeper = LeaseKeeper(container)
     latest: dict[str, uuid.UUID] = {}
-    sessions = [one for run in runs() if run.site == site for one in run.sessions()]
+    sessions = [planned for run in runs() if run.site == site for planned in run.sessions()]
     acts = [act for act in ACTS if act.site == site]
     events: list[PlannedSession | Act] = [*sessions, *acts]
     events.sort(key=lambda event: (not _is_first(event), -event.at_h))
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-demo-") as directory:
             jobs = frozenset(session.run.name for session in sessions)
-            here = _Site(quiet, keeper, jobs, until, Path(directory), published)
+            context = _Site(quiet, keeper, jobs, until, Path(directory), published)
             for event in events:
-                _let_time_pass(here, event.at_h)
+                _let_time_pass(context, event.at_h)
                 if isinstance(event, Act):
-                    event.tell(Told(*here.at(event.at_h), latest))
+                    event.perform(ActContext(*context.at(event.at_h), latest))
                 else:
-                    latest[event.run.name] = _send(here, event)
-            _let_time_pass(here, 0.0)
+                    latest[event.run.name] = _send(context, event)
+            _let_time_pass(context, 0.0)
     finally:
         keeper.stop()
     return len(sessions)
@@ -113,7 +115,7 @@ def write_history(container: Container, site: str, until: datetime) -> int:
 def _is_first(event: PlannedSession | Act) -> bool:
     """Return whether a session belongs to a job of today, which is written first.
 
-    There are no acts of these jobs, and no other job has had their hosts since.
+    No act refers to these jobs, and no later job runs on their hosts.
     """
     return isinstance(event, PlannedSession) and event.run.from_h <= TODAY_H
 
@@ -121,7 +123,7 @@ def _is_first(event: PlannedSession | Act) -> bool:
 def labels_of(session: PlannedSession) -> Mapping[str, str]:
     """Return the labels of a session."""
     team = session.run.team
-    # No rule that waits for data waits for more of these.
+    # The alert rule for missing data excludes jobs with these labels, because the history ends.
     return {"team": team, "owner": OWNERS[team], "site": session.run.site, **DEMO_LABELS}
 
 
@@ -163,7 +165,8 @@ def _let_time_pass(site: _Site, until_h: float) -> None:
 def _analyze(site: _Site, container: Container, run_id: uuid.UUID, session: uuid.UUID) -> None:
     taken = claim(site.container, run_id)
     if taken is None:
-        # Published again by the sweeper, and taken by a worker: this process was very slow.
+        # The sweeper has published the task again and a worker has run it, because this process was
+        # slow.
         _wait_for(site.container, session)
         return
     with site.keeper.hold(taken):

@@ -1,4 +1,4 @@
-"""`paceline demo`: an installation of its own with two weeks of a synthetic fleet to look at."""
+"""`paceline demo`: a separate installation with two weeks of a synthetic fleet."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from app.platform.settings import Settings
 
 
-# ---- Where the demo keeps its data: never where an installation keeps its own ------------------
+# ---- The demo's data directory: never that of an installation ----------------------------------
 
 
-# Settings that name where an installation keeps its data, or the keys to them. The demo has none of
-# these: it leaves what they name alone.
+# Settings that name the data of an installation, or the keys to the data. The demo ignores them, so
+# that it cannot change that data.
 OF_INSTALLATIONS: Final = (
     "database_url",
     "broker_url",
@@ -53,7 +53,7 @@ OF_INSTALLATIONS: Final = (
     "secret_keys",
     "secret_key_file",
 )
-# Says that a data directory is the demo's, and until when its history goes.
+# File that marks a data directory as the demo's, and contains the end of its history.
 MARK: Final = "demo.json"
 _SCHEMA: Final = "paceline.demo/1"
 
@@ -65,7 +65,7 @@ class Place:
     directory: Path
 
     @property
-    def told_until(self) -> datetime | None:
+    def history_end(self) -> datetime | None:
         """Return the end of the complete history; None if it is incomplete.
 
         Raises
@@ -80,7 +80,7 @@ class Place:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StartupError(f"Cannot read {path}: {error}") from error
 
-    def tell(self, until: datetime | None) -> None:
+    def mark_end(self, until: datetime | None) -> None:
         """Record the end of the complete history; None marks it as incomplete.
 
         Raises
@@ -99,20 +99,22 @@ class Place:
 
 
 def default_demo_dir() -> Path:
-    """Return where the demo keeps its data: next to the data directory of an installation."""
-    theirs = default_data_dir()
-    return theirs.with_name("demo" if theirs.name == "data" else f"{theirs.name}-demo")
+    """Return the default data directory of the demo: next to that of an installation."""
+    installation = default_data_dir()
+    return installation.with_name(
+        "demo" if installation.name == "data" else f"{installation.name}-demo"
+    )
 
 
 def settings_of_demo(settings: Settings, directory: Path | None) -> tuple[Settings, list[str]]:
-    """Return the demo's settings, and the variables of an installation that they leave out.
+    """Return the demo's settings, and the variables of an installation that the demo ignores.
 
     Parameters
     ----------
     settings : Settings
-        Of the environment.
+        Settings of the environment.
     directory : Path, optional
-        Where the demo is to keep its data.
+        Data directory of the demo.
     """
     defaults = type(settings).model_construct()
     given = [name for name in OF_INSTALLATIONS if name in settings.model_fields_set]
@@ -127,14 +129,14 @@ def open_place(directory: Path, *, fresh: bool) -> Place:
     Parameters
     ----------
     fresh : bool
-        Make it empty in any case.
+        Whether to empty it in any case.
 
     Raises
     ------
     InstanceRunningError
-        A demo runs there.
+        A demo runs on this directory.
     StartupError
-        It holds the data of an installation, or cannot be used.
+        The directory contains the data of an installation, or cannot be used.
     """
     if has_cluster(directory) and not is_demo(directory):
         raise StartupError(
@@ -147,9 +149,9 @@ def open_place(directory: Path, *, fresh: bool) -> Place:
             make_directories(directory, 0o711 if is_root() else 0o700)
         except OSError as error:
             raise StartupError(f"Cannot create the demo's directory: {error}") from error
-        place.tell(None)
-    elif fresh or place.told_until is None:
-        empty_instance(directory, keep=(MARK,), first=lambda: place.tell(None))
+        place.mark_end(None)
+    elif fresh or place.history_end is None:
+        empty_instance(directory, keep=(MARK,), first=lambda: place.mark_end(None))
     return place
 
 
@@ -159,7 +161,7 @@ def is_demo(directory: Path) -> bool:
 
 
 def refuse_demo(settings: Settings) -> None:
-    """Refuse to serve the demo's data as an installation's own.
+    """Refuse to serve the demo's data directory as an installation.
 
     Raises
     ------
@@ -203,7 +205,7 @@ def ask_for_plan(server: Server, leaving: threading.Event) -> None:
     Parameters
     ----------
     leaving : Event
-        Ends the waiting.
+        Ends the wait when it is set.
     """
     plan = server.exchange("POST", "/api/v1/plans", REQUEST)["plan"]
     while server.get(f"/api/v1/plans/{plan}")["state"] in PlanState.UNDERWAY:
@@ -211,9 +213,9 @@ def ask_for_plan(server: Server, leaving: threading.Event) -> None:
             return
 
 
-# Its straggler also reports its times while it trains.
+# Job whose tensor-parallel straggler also reports its times during training.
 REPORTING: Final = "tensor-parallel"
-# That runs while you look (`app.cli.demo.live`, which takes a while to import).
+# Name of the live job (of `app.cli.demo.live`, whose import is slow).
 LIVE_JOB: Final = "live-13b"
 RECORD_EVERY_S: Final = 60.0
 
@@ -224,14 +226,14 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     Parameters
     ----------
     settings : Settings
-        Of the environment and the command line. What they say of an installation's data is left
-        alone.
+        Settings of the environment and the command line. Those that name an installation's data are
+        ignored.
     directory : Path, optional
-        Where the demo keeps its data.
+        Data directory of the demo.
     fresh : bool
-        Make the history anew.
+        Whether to write the history again.
     live : bool
-        Whether a job runs while you look.
+        Whether a live job runs meanwhile.
 
     Raises
     ------
@@ -240,48 +242,35 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
     """
     own, left_alone = settings_of_demo(settings, directory)
     if "log_level" not in own.model_fields_set:
-        # A person reads along, and looks for the address.
+        # A person looks for the address between the lines of the log, so it has warnings only.
         own = own.model_copy(update={"log_level": "warning"})
     if "pulse_record_interval_s" not in own.model_fields_set:
-        # Each start of the demo is to be recorded.
+        # Short, so that a session of the live job is recorded at each start of the demo.
         own = own.model_copy(update={"pulse_record_interval_s": RECORD_EVERY_S})
     place = open_place(own.data_dir, fresh=fresh)
     _say(f"The demo keeps its data in {place.directory}")
     if left_alone:
         _say(f"It does not use what {', '.join(left_alone)} names")
-    until = place.told_until
+    until, complete = place.history_end, threading.Event()
     if until is not None:
+        complete.set()
         age_h = (datetime.now(UTC) - until).total_seconds() / 3600
         _say(f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one")
-        serve(own, meanwhile=_told(live=live))
-        return
-
-    whole = threading.Event()
 
     @contextlib.contextmanager
     def begin(url: str, settings: Settings) -> Iterator[None]:
-        with _running(url, settings, live=live), _history(_Making(place, url, whole), settings):
+        with contextlib.ExitStack() as running:
+            running.enter_context(_running(url, settings, live=live))
+            if not complete.is_set():
+                running.enter_context(_history(_Making(place, url, complete), settings))
             yield
 
-    serve(own, meanwhile=Meanwhile(begin, whole))
-
-
-def _told(*, live: bool) -> Meanwhile:
-    """Return what runs next to the server once the history is complete."""
-
-    @contextlib.contextmanager
-    def begin(url: str, settings: Settings) -> Iterator[None]:
-        with _running(url, settings, live=live):
-            yield
-
-    nothing_to_wait_for = threading.Event()
-    nothing_to_wait_for.set()
-    return Meanwhile(begin, nothing_to_wait_for)
+    serve(own, meanwhile=Meanwhile(begin, complete))
 
 
 @contextlib.contextmanager
 def _running(url: str, settings: Settings, *, live: bool) -> Iterator[None]:
-    """Run a job in a process of its own while the context lasts."""
+    """Run the live job in its own process while the context is open."""
     if not live:
         yield
         return
@@ -314,7 +303,7 @@ class _Making:
 
 @contextlib.contextmanager
 def _history(making: _Making, settings: Settings) -> Iterator[None]:
-    """Write the history while the context lasts, one process for each site."""
+    """Write the history while the context is open, in one process for each site."""
     scratch = Scratch()
     environment = {
         **settings.environment_of_child(os.environ),
@@ -323,7 +312,7 @@ def _history(making: _Making, settings: Settings) -> Iterator[None]:
     }
     count = sum(1 for run in runs() for _ in run.sessions())
     _say(f"Analyzing two weeks of {len(runs())} jobs, {count} sessions: about a minute")
-    # The processes end when their standard input does, however this one ends.
+    # The processes end when their standard input does, however this process ends.
     children = [
         spawn(
             [
@@ -352,7 +341,7 @@ def _history(making: _Making, settings: Settings) -> Iterator[None]:
 def _complete(
     making: _Making, children: Sequence[subprocess.Popen[bytes]], leaving: threading.Event
 ) -> None:
-    """Wait for the sites, then add what a running job reports, and a plan."""
+    """Wait for the history of all sites, then report tensor-parallel groups and request a plan."""
     began_s = time.monotonic()
     statuses = [child.wait() for child in children]
     making.over.set()
@@ -371,12 +360,12 @@ def _complete(
         return
     if leaving.is_set():
         return
-    making.place.tell(making.until)
+    making.place.mark_end(making.until)
     _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {making.url}")
 
 
 def _reporting(until: datetime) -> SyntheticSession:
-    """Return the latest session of the job that also reports while it trains."""
+    """Return the latest session of the job whose groups also report during training."""
     session = SCENARIOS[REPORTING].synthesize(0, FAULT_SEED)
     run = next(run for run in runs() if run.name == session.job.name)
     *_, latest = run.sessions()

@@ -1,4 +1,4 @@
-"""The demo's tensor-parallel groups: they report as a training job does, and apply plans."""
+"""The demo's tensor-parallel groups: they report times as a training job does, and apply plans."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.cli.server import Server, ServerError
 
-# Of a rank without delay: a step without waiting, and its share in multiplications.
+# Step time of a rank without delay, and the share of matrix multiplications in it.
 _HEALTHY_S: Final = 1.30
 _MATMUL: Final = 0.85
 _NOISE: Final = 0.004
-# The part of a step outside the slowest rank's work.
+# Part of a step that is not work of the slowest rank.
 _OUTSIDE_S: Final = 0.21
 _COLUMNS: Final = 8192
 _MAX_GAMMA: Final = 0.25
 
 _FIRST_STEP: Final = 18_300
-# A light straggler that comes and goes; then the one of the job's sessions.
+# Steps of a light straggler that disappears again; the first step of the sessions' straggler.
 _PASSING: Final = range(_FIRST_STEP + 12, _FIRST_STEP + 40)
 _LASTING_FROM: Final = _FIRST_STEP + 60
 _APPLIED_FROM: Final = _FIRST_STEP + 30
@@ -34,7 +34,7 @@ _SWITCHES: Final = {
     _ADVISED_FROM: ("advise", "on call"),
     _APPLIED_AGAIN_FROM: ("apply", "on call"),
 }
-# Of a group in which nothing happens.
+# Steps that the group without a straggler reports.
 _EVEN_STEPS: Final = range(_LAST_STEP - 11, _LAST_STEP + 1)
 
 _COSTS: Final = {
@@ -57,14 +57,14 @@ class _Group:
     rng: np.random.Generator
     shares: list[dict[str, Any]] | None = None
     version: int | None = None
-    known: int = 0
+    known_version: int = 0
 
     @property
     def path(self) -> str:
         return f"/api/v1/jobs/{quote(self.job, safe='')}/tp/{self.name}"
 
     def is_known(self) -> bool:
-        """Return whether an earlier start of the demo has reported."""
+        """Return whether the group has reported at an earlier start of the demo."""
         try:
             self.server.get(f"{self.path}/plan?attempt=1&after=0&wait_s=0")
         except ServerError as error:
@@ -94,7 +94,7 @@ class _Group:
                 "matmul_s": matmul_s.tolist(),
                 "measured_step_s": float(time_s.max()) + _OUTSIDE_S,
                 "plan_version": self.version,
-                "known_version": self.known,
+                "known_version": self.known_version,
                 "ranks": self.ranks,
                 "hosts": self.hosts,
                 "costs": _COSTS,
@@ -105,10 +105,10 @@ class _Group:
             self._take(answer["plan"], number + 1)
 
     def look(self, number: int) -> None:
-        """Apply the plan that a switch has caused."""
-        found = self.server.get(f"{self.path}/plan?attempt=1&after={self.known}&wait_s=0")
-        if found:
-            self._take(found, number)
+        """Report and apply the plan that follows from a switched mode."""
+        plan = self.server.get(f"{self.path}/plan?attempt=1&after={self.known_version}&wait_s=0")
+        if plan:
+            self._take(plan, number)
 
     def _computed(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         if self.shares is None:
@@ -121,7 +121,7 @@ class _Group:
         return np.array(done) / _COLUMNS
 
     def _take(self, plan: dict[str, Any], step: int) -> None:
-        self.known = plan["version"]
+        self.known_version = plan["version"]
         if not plan["apply"]:
             return
         self.shares, self.version = plan["ranks"], plan["version"]
@@ -131,13 +131,13 @@ class _Group:
             "ranks": list(range(len(self.ranks))),
             "applied": True,
         }
-        self.server.exchange("POST", f"{self.path}/plan/{self.known}/ack", acknowledgement)
+        self.server.exchange("POST", f"{self.path}/plan/{self.known_version}/ack", acknowledgement)
 
 
 def report_groups(server: Server, session: SyntheticSession) -> None:
-    """Report two tensor-parallel groups of a job: one with its straggler, and one without.
+    """Report two tensor-parallel groups of a job: a group with its straggler, and a healthy group.
 
-    Groups that have reported before are left as they are.
+    Groups that have reported before are skipped.
     """
     (dp, pp), slow, factor = _straggler(session)
     stages = session.trace.meta.sizes.pp
@@ -163,7 +163,7 @@ def report_groups(server: Server, session: SyntheticSession) -> None:
 
 
 def _straggler(session: SyntheticSession) -> tuple[tuple[int, int], int, float]:
-    """Return the group of a session's straggler, its rank there, and how slow it is."""
+    """Return the group of a session's straggler, its rank in the group, and its slowdown."""
     said = session.truth.injections[0]
     dp, pp = said["worker"]
     return (dp, pp), int(said["tensor_rank"]), float(said["factor"])

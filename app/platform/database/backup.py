@@ -111,11 +111,11 @@ def _program(name: str, url: str) -> Path:
 
 
 def _run(command: list[str | Path], url: str) -> None:
-    known: URL = database_url(url)
+    parsed: URL = database_url(url)
     environment = dict(os.environ)
-    if known.password is not None:
-        environment["PGPASSWORD"] = str(known.password)
-    address = known.set(drivername="postgresql", password=None).render_as_string()
+    if parsed.password is not None:
+        environment["PGPASSWORD"] = str(parsed.password)
+    address = parsed.set(drivername="postgresql", password=None).render_as_string()
     done = subprocess.run(  # noqa: S603 - an argument list, no shell
         [*command, "--dbname", address],
         capture_output=True,

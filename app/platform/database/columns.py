@@ -134,11 +134,11 @@ def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
     return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
 
 
-def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSON, and a condition
+def has_label(labels: Any, label: str) -> Any:  # noqa: ANN401 - a column of JSON, and a condition
     """Return the condition that labels contain ``name=value``, or a label ``name``."""
-    name, has_value, value = asked.partition("=")
-    found = labels[name.strip()].astext
-    return found == value.strip() if has_value else found.is_not(None)
+    name, has_value, value = label.partition("=")
+    stored = labels[name.strip()].astext
+    return stored == value.strip() if has_value else stored.is_not(None)
 
 
 # Sums are integers in billionths of the unit. A value may be 9 · 10⁹: a million GPUs for a year in

@@ -57,8 +57,8 @@ def current_revision(engine: Engine) -> str | None:
     with engine.connect() as connection:
         if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
             return None
-        found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        return found
+        revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return revision
 
 
 def is_behind(current: str | None) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import psycopg
 from sqlalchemy import Executable, Insert, Table, event, inspect
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSelect
 from sqlalchemy.sql.visitors import ExternallyTraversible
@@ -27,8 +28,6 @@ from app.platform.database.columns import OfProject
 COUNTS_EVERYWHERE: Final = {"every_project": True}
 
 _KEY: Final = "project_id"
-# Annotation that the mapper sets on the columns of a mapped class; columns of a bare table lack it.
-_OF_A_CLASS: Final = "parententity"
 
 
 class UnscopedError(RuntimeError):
@@ -40,7 +39,7 @@ class Scope:
     """The project, or all projects, whose rows a transaction may read and write."""
 
     project_id: int | None
-    """None for every project: what it inserts says its project itself."""
+    """Id of the project; None for all projects: an inserted row then has to name its project."""
 
 
 EVERY_PROJECT: Final = Scope(None)
@@ -114,18 +113,22 @@ def _own(session: Session, *_rest: object) -> None:
 def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
     """Raise an error if a statement reads a table to which the project's criterion is not added.
 
-    The criterion is added to the mapped classes in a statement, and covers columns of their tables,
-    too.
+    The criterion is added to the mapped classes in a statement, and also restricts the columns of
+    their tables.
     """
     parts = _parts(statement)
-    covered = {known.local_table for part, _ in parts if (known := _class_of(part)) is not None}
+    entities = [entity_of(part) for part, _ in parts]
+    covered = {entity.local_table for entity in entities if isinstance(entity, Mapper)}
     for part, within in parts:
         # The elements of a statement about mapped classes include the tables of these classes.
         table = part if isinstance(part, Table) and not about_classes else _bare_table_of(part)
         if table is None or not _is_of_project(table):
             continue
         if not about_classes or table not in covered or within:
-            raise UnscopedError(f"the table {table.name} in place of its class: {statement}")
+            raise UnscopedError(
+                f"the table {table.name} in place of its class (or SQLAlchemy no longer marks "
+                f"classes as `entity_of` reads them): {statement}"
+            )
 
 
 def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
@@ -137,26 +140,36 @@ def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
     whole = cast("ExternallyTraversible", statement)
     left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]
     # The values keep the elements alive: Python reuses the id of an object that was freed.
-    found: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
+    visited: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
     while left:
         part, within = left.pop()
-        if (id(part), within) in found:
+        if (id(part), within) in visited:
             continue
-        found[id(part), within] = (part, within)
+        visited[id(part), within] = (part, within)
         # A subquery selects its own rows, which the criterion of an outer class does not cover.
         inside = within or (part is not whole and isinstance(part, SelectBase))
         left += [(child, inside) for child in part.get_children()]
-    return list(found.values())
+    return list(visited.values())
 
 
-def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:
-    known = part._annotations.get(_OF_A_CLASS)  # noqa: SLF001 - the mapper has no public access
-    return known if isinstance(known, Mapper) else None
+def entity_of(part: ExternallyTraversible) -> Mapper[Any] | AliasedInsp[Any] | None:
+    """Return the mapped class, or the alias of one, that a part of a statement comes from, or None.
+
+    The answer is the annotation `parententity`, which the mapper sets on the tables and columns of
+    mapped classes in the private `_annotations`; parts of bare tables lack it. No public interface
+    of SQLAlchemy 2.1 gives it: `Select.column_descriptions` and `ORMExecuteState.all_mappers` list
+    only selected entities, not those of conditions and subqueries; `entity_namespace` is missing
+    from the columns of an alias in a condition; `QueryableAttribute.parent` belongs to attributes,
+    which a statement does not keep. pyproject.toml therefore bounds the version of SQLAlchemy, and
+    tests/unit/platform/database/test_tenant_scope.py fails if the annotation changes.
+    """
+    entity: object = part._annotations.get("parententity")  # noqa: SLF001 - see the docstring
+    return entity if isinstance(entity, Mapper | AliasedInsp) else None
 
 
 def _bare_table_of(part: ExternallyTraversible) -> Table | None:
     """Return the table of a column that does not come from a mapped class."""
-    if not isinstance(part, ColumnClause) or _OF_A_CLASS in part._annotations:  # noqa: SLF001 - as above
+    if not isinstance(part, ColumnClause) or entity_of(part) is not None:
         return None
     selected: object = part.table
     while isinstance(selected, AliasedReturnsRows):
@@ -168,4 +181,4 @@ def _bare_table_of(part: ExternallyTraversible) -> Table | None:
 def _is_of_project(table: Table) -> bool:
     # Not read from the registry's mappers: another thread may be importing a class without a mapper
     # yet.
-    return any(known.__dict__.get("__table__") is table for known in OfProject.__subclasses__())
+    return any(mapped.__dict__.get("__table__") is table for mapped in OfProject.__subclasses__())

@@ -109,10 +109,10 @@ class Prepared(Generic[*Ts]):
             # Two threads may both compile the statement; the results are equal.
             dialect = session.get_bind().dialect
             compiled = self._compiled = _Compiled.of(self._statement, dialect, values)
-        found = driver_connection(session).execute(
+        result = driver_connection(session).execute(
             compiled.text, compiled.given(values), prepare=True
         )
-        return [cast("tuple[*Ts]", compiled.taken(row)) for row in found.fetchall()]
+        return [cast("tuple[*Ts]", compiled.taken(row)) for row in result.fetchall()]
 
 
 @dataclass(frozen=True, slots=True)

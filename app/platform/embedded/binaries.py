@@ -81,21 +81,21 @@ def bundled(major: int | None = None) -> Binaries:
             "or set PACELINE_DATABASE_URL to a PostgreSQL server."
         )
     package = Path(spec.submodule_search_locations[0])
-    found = {
+    installations = {
         binaries.major: binaries
         for program in sorted(package.glob("pginstall*/bin/postgres"))
         for binaries in [inspect(program.parent)]
     }
-    if not found:
+    if not installations:
         raise StartupError(f"The wheel {_DISTRIBUTION} holds no PostgreSQL for this platform.")
-    wanted = max(found) if major is None else major
-    if wanted not in found:
+    wanted = max(installations) if major is None else major
+    if wanted not in installations:
         raise StartupError(
             f"The data were written by PostgreSQL {wanted}, but only "
-            f"{', '.join(map(str, sorted(found)))} is installed. Install the release of Paceline "
-            "that wrote them, or export and import them with pg_dump."
+            f"{', '.join(map(str, sorted(installations)))} is installed. Install the release of "
+            "Paceline that wrote them, or export and import them with pg_dump."
         )
-    return found[wanted]
+    return installations[wanted]
 
 
 def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:

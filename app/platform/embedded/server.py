@@ -202,9 +202,9 @@ class EmbeddedPostgres:
             except psycopg.OperationalError as error:
                 status = self._server.poll()
                 if status is not None:
-                    raise StartupError(
-                        f"The database did not start: {self._last_words()}"
-                    ) from error
+                    lines = self._log.read_text(errors="replace").splitlines()
+                    reason = " / ".join(lines[-5:]) or f"no word in {self._log}"
+                    raise StartupError(f"The database did not start: {reason}") from error
                 if give_up():
                     raise StartupError("The start of the database was interrupted.") from error
                 if time.monotonic() > deadline:
@@ -222,17 +222,13 @@ class EmbeddedPostgres:
 
     def _create_database(self) -> str:
         with self._connect("postgres") as connection:
-            found = connection.execute(
+            exists = connection.execute(
                 "SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)
             ).fetchone()
-            if found is None:
+            if exists is None:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
         assert self._socket_dir is not None  # noqa: S101 - made before the server starts
         return _url_at(self._socket_dir)
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return " / ".join(lines[-5:]) or f"no word in {self._log}"
 
 
 def running_url(data_dir: Path) -> str | None:

@@ -58,11 +58,11 @@ class _Environment(EnvSettingsSource):
     """
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        found = variables()
+        given = variables()
         return {
-            variable(name).lower(): found[name]
+            variable(name).lower(): given[name]
             for name, field in self.settings_cls.model_fields.items()
-            if found.get(name) or (name in found and NotEmpty in field.metadata)
+            if given.get(name) or (name in given and NotEmpty in field.metadata)
         }
 
 
@@ -345,7 +345,10 @@ RULES: Final[tuple[tuple[Callable[[Settings], bool], str], ...]] = (
         "PACELINE_OIDC_CLIENT_ID is missing: PACELINE_OIDC_ISSUER needs it",
     ),
     (
-        lambda settings: settings.oidc_issuer is not None or not _of_a_provider(settings),
+        lambda settings: (
+            settings.oidc_issuer is not None
+            or not (settings.oidc_client_id or settings.oidc_client_secret or settings.oidc_roles)
+        ),
         "PACELINE_OIDC_ISSUER is missing: without it the other PACELINE_OIDC_… have no effect",
     ),
     (
@@ -362,7 +365,3 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     for holds, said in RULES:
         if not holds(settings):
             yield said.format_map(names)
-
-
-def _of_a_provider(settings: Settings) -> bool:
-    return bool(settings.oidc_client_id or settings.oidc_client_secret or settings.oidc_roles)

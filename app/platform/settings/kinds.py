@@ -208,10 +208,6 @@ def unknown(settings: Collection[str]) -> Iterator[str]:
     others = {name.lower() for name in (*OF_COMMANDS, *OF_THE_CLIENT, *OF_COMPOSE, *OF_TESTS)}
     for name in sorted(variables()):
         if name not in settings and name not in others:
-            yield _unknown(name, settings)
-
-
-def _unknown(name: str, settings: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, settings, n=1)
-    meant = f": did you mean {variable(near[0])}?" if near else ""
-    return f"{variable(name)} is not a setting{meant}"
+            near = difflib.get_close_matches(name, settings, n=1)
+            meant = f": did you mean {variable(near[0])}?" if near else ""
+            yield f"{variable(name)} is not a setting{meant}"

@@ -22,7 +22,7 @@ class ShownSetting:
     variable: str
     value: str
     origin: str
-    """``environment``, ``default``, or the file that holds it."""
+    """``environment``, ``default``, or the path of the file that contains the value."""
 
 
 def shown(settings: Settings) -> Iterator[ShownSetting]:

@@ -1,38 +1,38 @@
 """Task runs: durable tasks that workers claim with a lease.
 
 A row of `task_run` goes ``queued → running → done``, or ends ``dead``. Only the row counts;
-messages of the broker only make a worker read it. Every step below is one conditional UPDATE, and a
-lost race shows as "rows updated != 1":
+messages of the broker only make a worker read it. Every step below is one conditional UPDATE; a
+step that lost a race updates no row:
 
 enqueue
     `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
-    the work. A fact without its work, or work without its fact, cannot be.
+    the work, so that neither exists without the other.
 claim
-    WHERE id AND state = queued AND the project is there → running, attempt + 1, a new random
-    token, a lease. Commits alone: no transaction stays open while computing. Not 1 row: another
-    worker has it, or it is over. A message that comes twice, late, or after a restart ends here.
+    WHERE id AND state = queued AND the project exists → running, attempt + 1, a new random
+    token, a lease. Commits alone: no transaction stays open during the computation. No row: another
+    worker has claimed the task, or it has ended, as after a message that came twice or late.
 renew
-    WHERE id AND token AND state = running → a later lease. Not 1 row: the lease ran out and
-    another worker may be at work by now; nothing is lost yet, but finish will refuse.
+    WHERE id AND token AND state = running → a later lease. No row: the lease expired and
+    another worker may run the task; this worker may continue, but `finish` will refuse its result.
 finish
-    The same condition → done, *in the transaction that stores the result*. Not 1 row:
-    `LostClaimError`, and the result is rolled back. So of any number of runs one is stored.
+    The same condition → done, *in the transaction that stores the result*. No row:
+    `LostClaimError`, and the result is rolled back. So one result of any number of runs is stored.
 give back
-    The same condition → queued, attempt - 1: to be stopped is not the task's fault.
+    The same condition → queued, attempt - 1: the worker stops, which is no failure of the task.
 fail
     The same condition → dead: the work itself failed, and would fail again.
 retry
-    The same condition → queued: another worker may have the memory that this one lacked.
+    The same condition → queued: another worker may have the memory that this worker lacked.
 interrupt
     The same condition → queued, attempt - 1: the database failed, not the work.
 expire
-    By the sweeper: WHERE id AND the token that it saw AND state = running AND the lease is over →
-    queued, or dead after `max_attempts`. A worker that was killed cannot say so; this says it for
-    it, and stops a task that kills every worker. A lease that was last renewed before the database
-    was started is over only when its worker had the time of a whole lease since then, and the
-    attempt does not count: what ended the database may have ended the worker as well.
+    By the sweeper: WHERE id AND the token that it read AND state = running AND the lease expired →
+    queued, or dead after `max_attempts`. This recovers the tasks of killed workers, and stops a
+    task that kills every worker. A lease that was last renewed before the database was started
+    expires only after the database has run for the duration of a lease, and the attempt does not
+    count: the cause that stopped the database may have stopped the worker as well.
 
-The subject (a session) changes in the same transaction, after the task run's row: since all steps
+The subject (a session) changes in the same transaction, after the task run's row: because all steps
 keep this order, no two of them can deadlock. Leases use only the database's time; a worker whose
 clock is wrong can neither hold a task forever nor lose it early.
 """

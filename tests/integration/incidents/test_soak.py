@@ -95,7 +95,7 @@ def test_a_digest_is_heard_for_each_of_its_jobs() -> None:
         say(id_, "a", "b")
         say(id_, "a", "b")
         assert (receiver.repeated, receiver.changed, receiver.out_of_order) == (1, 0, 0)
-        assert {job: set(heard.firing) for (_, job), heard in receiver.heard.items()} == {
+        assert {job: set(heard.firing) for (_, job), heard in receiver.messages.items()} == {
             "a": {"a"},
             "b": {"b"},
         }

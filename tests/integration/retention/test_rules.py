@@ -302,7 +302,7 @@ def test_a_pass_that_was_cut_off_is_finished_by_the_next(
 ) -> None:
     sessions = [_analyzed(container, days=9) for _ in range(3)]
     set_rules(container, RetentionRules(traces=Keep(days=1)))
-    for limit in ("ROWS", "FOUND", "PARTS"):
+    for limit in ("ROWS", "KEYS_A_QUERY", "PARTS"):
         monkeypatch.setattr(rules, limit, 1)
     monkeypatch.setattr(rules, "PASS_LIMIT_S", 0.0)
     # With no time for a pass nothing is deleted, and the project's pass does not count as done.

@@ -80,28 +80,28 @@ def test_the_data_of_the_demo_are_not_served_as_an_installation(tmp_path: Path) 
 def test_a_whole_history_goes_on_and_part_of_one_begins_anew(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     place = open_place(demo, fresh=False)
-    assert place.told_until is None
+    assert place.history_end is None
     with_data(demo)
     assert "postgresql" not in there(open_place(demo, fresh=False).directory)
     with_data(demo)
-    place.tell(UNTIL)
+    place.mark_end(UNTIL)
     again = open_place(demo, fresh=False)
-    assert again.told_until == UNTIL
+    assert again.history_end == UNTIL
     assert "postgresql" in there(demo)
-    assert open_place(demo, fresh=True).told_until is None
+    assert open_place(demo, fresh=True).history_end is None
     assert "postgresql" not in there(demo)
 
 
 def test_a_demo_that_runs_is_not_emptied(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     place = open_place(demo, fresh=False)
-    place.tell(UNTIL)
+    place.mark_end(UNTIL)
     with_data(demo)
     lock = take_instance_lock(demo)
     assert lock >= 0
     with pytest.raises(InstanceRunningError):
         open_place(demo, fresh=True)
-    assert place.told_until == UNTIL
+    assert place.history_end == UNTIL
     assert "postgresql" in there(demo)
 
 
