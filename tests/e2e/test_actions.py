@@ -25,7 +25,7 @@ def acting(place: Place) -> Acting:
 
 
 @in_every_look
-def test_the_page_says_what_was_done_and_what_asks(
+def test_the_page_shows_past_actions_and_those_that_need_approval(
     place: Place, acting: Acting, receiver: Receiver, visitor: Visitor, look: Look
 ) -> None:
     page = visitor.open(f"{place.url}/actions", look)

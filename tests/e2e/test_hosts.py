@@ -84,7 +84,9 @@ def test_hosts_are_found_sorted_and_shared_by_address(site: str, visitor: Visito
     expect(page.get_by_label("Find hosts")).to_have_value("network")
 
 
-def test_what_names_a_host_leads_to_it(container: Container, site: str, visitor: Visitor) -> None:
+def test_every_host_name_links_to_its_page(
+    container: Container, site: str, visitor: Visitor
+) -> None:
     stored = analyzed(container, job_trace(), "dense-34b")
     page = visitor.open(f"{site}/sessions/{stored.session}", WIDE_LIGHT)
     row = page.locator(".workers tbody tr").first

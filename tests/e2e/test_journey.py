@@ -145,7 +145,7 @@ def test_a_page_that_waits_becomes_the_report_without_a_reload(
     assert is_marked(page)
 
 
-def test_two_tabs_share_one_stream_and_hear_the_same(installation: str, visitor: Visitor) -> None:
+def test_two_tabs_share_one_stream_and_show_the_same(installation: str, visitor: Visitor) -> None:
     first = visitor.open(f"{installation}/")
     expect(first.locator("#live")).to_have_text("Live")
     second = first.context.new_page()

@@ -33,7 +33,7 @@ def _analyzed(container: Container) -> Stored:
 
 
 @in_every_look
-def test_rules_of_what_is_kept_are_changed_on_their_page(
+def test_retention_rules_are_changed_on_their_page(
     site: str, visitor: Visitor, container: Container, look: Look
 ) -> None:
     stored = _analyzed(container)

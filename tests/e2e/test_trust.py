@@ -121,7 +121,7 @@ def test_no_name_is_asked_for_where_nothing_can_be_done(place: Place, visitor: V
     expect(over.get_by_role("button", name="Reopen")).to_be_enabled()
 
 
-def test_what_was_before_is_not_the_discarded_session(
+def test_the_previous_session_is_not_the_discarded_one(
     container: Container, site: str, visitor: Visitor
 ) -> None:
     analyzed(container, healthy(1), "llm")

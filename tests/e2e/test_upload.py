@@ -158,7 +158,7 @@ def test_a_recording_that_is_refused_is_named_and_the_others_can_go_on(
     assert states(container) == [("1", SessionState.QUEUED)]
 
 
-def test_what_is_no_recording_is_said_before_anything_is_sent(
+def test_a_file_that_is_no_recording_is_refused_before_it_is_sent(
     container: Container, site: str, visitor: Visitor, tmp_path: Path
 ) -> None:
     folder = tmp_path / "logs"

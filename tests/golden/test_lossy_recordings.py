@@ -29,7 +29,7 @@ def test_the_slowdown_stays_within_one_percent(
 @pytest.mark.parametrize(
     "absent", ["forward-send", "forward-recv", "backward-send", "backward-recv"]
 )
-def test_the_slowdown_stays_where_one_side_of_transfers_is_not_recorded(
+def test_the_slowdown_is_unchanged_when_one_side_of_transfers_is_not_recorded(
     published: Published, absent: str
 ) -> None:
     trace = published.trace

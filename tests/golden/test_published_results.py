@@ -143,7 +143,7 @@ def test_the_verdict_names_what_is_slow(published: Published) -> None:
         assert (lead.cause, lead.where) == ("stage_imbalance", Where(stage=3))
 
 
-def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
+def test_the_best_fix_saves_the_lost_time(published: Published) -> None:
     best = published.report.recommendations[0]
     if published.name == "AR":
         # S is only 1.97 because its ideal is a mean that contains the slow worker.

@@ -44,11 +44,11 @@ def test_the_same_report_of_a_launch_of_its_own_is_no_difference() -> None:
         (not_run(SCENARIO, "no processes"), "not both told: no processes"),
     ],
 )
-def test_what_the_hooks_say_otherwise_is_named(by_hooks: Judged, difference: str) -> None:
+def test_deviations_of_the_hooks_are_named(by_hooks: Judged, difference: str) -> None:
     assert Pair(TOLD, by_hooks).differences == (difference,)
 
 
-def test_what_lies_within_the_noise_of_both_launches_is_no_difference() -> None:
+def test_a_change_within_the_noise_of_both_launches_is_no_difference() -> None:
     apart = otherwise(headline=1.72)
     noisy = [replace(told, noise=0.036) for told in (TOLD, apart)]
     assert Pair(*noisy).differences == ()

@@ -46,7 +46,7 @@ def test_a_rank_that_sleeps_before_a_collective_is_named(tmp_path: Path) -> None
     ("kind", "function"),
     [("forward", "forward"), ("loader", "batches"), *every_night(("fsdp2", "forward"))],
 )
-def test_a_rank_of_a_training_that_stands_still_is_named_with_its_line(
+def test_a_rank_of_a_training_that_hangs_is_named_with_its_line(
     kind: str, function: str, tmp_path: Path
 ) -> None:
     hang = hang_of(kind, tmp_path)
@@ -57,7 +57,7 @@ def test_a_rank_of_a_training_that_stands_still_is_named_with_its_line(
 
 
 @pytest.mark.slow
-def test_a_stage_that_stands_still_is_named_by_the_stacks_alone(tmp_path: Path) -> None:
+def test_a_stage_that_hangs_is_named_by_the_stacks_alone(tmp_path: Path) -> None:
     hang = hang_of("pipeline", tmp_path)
     # Gloo's recorder contains no transfers.
     assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.NEVER_ENTERED)]

@@ -125,7 +125,7 @@ def test_no_computation_begins_before_its_input_is_there(recorded: Recorded) -> 
         assert all(begins[one] >= time for one, time in arrived.items())
 
 
-def test_a_schedule_that_labels_nothing_is_told_by_its_sends_and_receives(folder: Path) -> None:
+def test_a_schedule_without_labels_is_recognized_by_its_sends_and_receives(folder: Path) -> None:
     files = [folder / "unlabelled.json", folder / "other.json"]
 
     trace = read_recordings(files, None, None).trace

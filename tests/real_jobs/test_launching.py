@@ -47,7 +47,7 @@ def test_children_of_a_process_that_failed_are_ended(tmp_path: Path) -> None:
     wait_until_gone(started)
 
 
-def test_an_interrupted_run_ends_what_is_under_way(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_its_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORKS + "time.sleep(600)"]
     with launching._processes(command, tmp_path / "log") as process:
         started = _started(process, tmp_path / "log")

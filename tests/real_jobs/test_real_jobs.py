@@ -32,14 +32,14 @@ def test_the_hooks_of_the_client_tell_the_same(
 
 
 @pytest.mark.parametrize("name", [name for name in HOOKED if name in REPRESENTATIVE])
-def test_the_hooks_say_what_instrumentation_by_hand_says(
+def test_hooks_and_instrumentation_by_hand_agree(
     name: str, told: Mapping[str, Judged], told_by_hooks: Mapping[str, Judged]
 ) -> None:
     assert not Pair(told[name], told_by_hooks[name]).differences
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_job_is_told_wrong_without_an_adaptation_that_it_needs(
+def test_a_job_without_a_needed_adaptation_gets_a_wrong_result(
     name: str, told: Mapping[str, Judged]
 ) -> None:
     judged = told[name]

@@ -53,7 +53,7 @@ SEED = 2026
         ("slow_worker + last_stage", TEMPLATE),
     ],
 )
-def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
+def test_a_fix_saves_the_promised_time(fault: str, action: str) -> None:
     for seed in range(SEED, SEED + 8):
         promises = {p.action: p for p in referee(seed, 0.0, fault, "both").promises}
         if action in promises:
@@ -76,7 +76,7 @@ def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
         (922000011, "lengths rare", "even_microbatches"),
     ],
 )
-def test_what_other_causes_take_is_not_promised(seed: int, fault: str, action: str) -> None:
+def test_time_of_other_causes_is_not_promised(seed: int, fault: str, action: str) -> None:
     promises = {p.action: p for p in referee(seed, 0.0, fault, "both").promises}
     assert promises[action].error <= NEAR
     assert not promises[action].open
@@ -91,19 +91,19 @@ def test_what_other_causes_take_is_not_promised(seed: int, fault: str, action: s
         (955000183, "between_steps", "save_in_background"),
     ],
 )
-def test_what_is_not_there_is_not_advised(seed: int, fault: str, action: str) -> None:
+def test_no_fix_is_advised_for_an_absent_cause(seed: int, fault: str, action: str) -> None:
     actions = {promise.action for promise in referee(seed, 0.0, fault, "both").promises}
     assert action not in actions
 
 
-def test_of_standstills_that_may_be_checkpoints_up_to_is_said() -> None:
+def test_the_gain_of_standstills_that_may_be_checkpoints_is_an_upper_bound() -> None:
     (promise,) = referee(922000001, 0.0, "data_loading + checkpoint", "both").promises
     assert promise.action == "load_ahead"
     assert promise.open
     assert promise.promised > promise.realised
 
 
-def test_a_rank_that_writes_checkpoints_alone_is_not_told_to_load_ahead() -> None:
+def test_a_rank_that_writes_checkpoints_alone_gets_no_advice_to_load_ahead() -> None:
     advised = {
         promise.action
         for seed in range(SEED, SEED + 4)
@@ -134,7 +134,7 @@ def test_chunks_are_counted_along_the_model() -> None:
     assert by_stage(turns * 1.0, 2).tolist() == [[1, 3], [2, 4]]
 
 
-def test_the_last_line_counts_what_came_true_and_what_healthy_jobs_were_promised() -> None:
+def test_the_last_line_counts_kept_promises_and_promises_to_healthy_jobs() -> None:
     def promise(promised: float) -> Promise:
         return Promise(
             *(1, "own", "x", "load_ahead"),

@@ -187,7 +187,7 @@ def test_the_product_reads_all_that_is_recorded(name: str) -> None:
         "standstills",
     ],
 )
-def test_plain_faults_are_told_from_one_another(name: str) -> None:
+def test_plain_faults_are_distinguished(name: str) -> None:
     verdict = judge(2026, name)
     assert verdict.lead == verdict.cause
     assert verdict.worker_right is not False

@@ -30,7 +30,7 @@ def judge_by_seed(seed: int, cause: str) -> Judged:
 MADE_UP = Physics("made-up", CAUSES, judge_by_seed)
 
 
-def test_the_worst_of_each_figure_is_told() -> None:
+def test_the_worst_of_each_figure_is_printed() -> None:
     every = [job(cause) for cause in CAUSES]
     good = Draw(MADE_UP, 1, (*every, job(NONE)))
     missed = job("network", "data_loading", near=False)
@@ -86,7 +86,7 @@ def test_judging_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert Journal.opened(path).jobs(key) == again.jobs(key)
 
 
-def test_a_stopped_draw_tells_what_it_has_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_draw_prints_its_results_so_far(capsys: pytest.CaptureFixture[str]) -> None:
     def stopped(judge: Callable[[Wanted], Judged], wanted: Iterable[Wanted], /) -> Iterator[Judged]:
         for judged in map(judge, wanted):
             if judged.cause != NONE:
@@ -105,7 +105,7 @@ def test_a_stopped_draw_tells_what_it_has_judged(capsys: pytest.CaptureFixture[s
     assert "own, draw 1, stopped" in capsys.readouterr().out
 
 
-def test_what_is_too_mild_to_count_is_not_analyzed() -> None:
+def test_a_job_with_too_mild_a_fault_is_not_analyzed() -> None:
     judged = PHYSICS["independent"].judge(40, "network")
 
     assert judged == Judged(40, "network", NONE, slow=False, near=False, worker_right=None)

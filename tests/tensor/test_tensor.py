@@ -32,7 +32,7 @@ def test_without_a_plan_everything_equals_plain_layers_bit_by_bit(found: dict[st
 
 @pytest.mark.parametrize("how", ["torch.float64 broadcast", "torch.float64 scatter"])
 @pytest.mark.parametrize("plan", LOSS_FREE)
-def test_what_others_compute_changes_neither_loss_nor_gradients(
+def test_migrated_columns_change_neither_loss_nor_gradients(
     found: dict[str, Found], how: str, plan: str
 ) -> None:
     losses, gradients = zip(*(rank[how][plan] for rank in found["loss_free"]), strict=True)
@@ -51,7 +51,7 @@ def test_resizing_computes_what_the_paper_says(found: dict[str, Found]) -> None:
 
 
 @pytest.mark.parametrize("plan", ["zero columns", "zero hidden_units", "semi columns"])
-def test_what_is_left_out_has_no_gradient_and_stands_still_with_its_state(
+def test_columns_left_out_have_no_gradient_and_keep_their_state(
     found: dict[str, Found], plan: str
 ) -> None:
     straggler = found["pruned"][2][plan]
@@ -68,12 +68,12 @@ def test_only_the_straggler_has_a_lineage_under_zero(found: dict[str, Found]) ->
     assert kept == [[], [], [8, 2, 8, 4], []]
 
 
-def test_imputations_stand_for_what_was_left_out(found: dict[str, Found]) -> None:
+def test_imputations_replace_gradients_that_were_left_out(found: dict[str, Found]) -> None:
     assert set(found["imputed"][0]) == {"same", "average"}
     assert all_true(found["imputed"])
 
 
-def test_gradients_of_what_every_rank_has_are_equal_on_all(found: dict[str, Found]) -> None:
+def test_gradients_of_replicated_parameters_are_equal_on_all_ranks(found: dict[str, Found]) -> None:
     assert len(found["replicated"][0]) == 6
     assert all_true(found["replicated"])
 

@@ -165,7 +165,7 @@ def test_the_containers_have_no_privileges_and_a_read_only_root(compose: dict[st
         assert "user" not in service, name
 
 
-def test_what_is_kept_is_in_named_volumes(compose: dict[str, Any]) -> None:
+def test_persistent_data_is_in_named_volumes(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         mounted = [str(volume).split(":", 1)[0] for volume in service.get("volumes", [])]
         assert set(mounted) <= set(compose["volumes"]), name

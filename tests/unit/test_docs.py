@@ -55,7 +55,7 @@ def openapi() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_openapi_document_has_what_it_refers_to(openapi: dict[str, Any]) -> None:
+def test_the_openapi_document_has_every_schema_that_it_refers_to(openapi: dict[str, Any]) -> None:
     path = "/api/v1/sessions/{session}/report"
     answer = openapi["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
     assert answer["schema"] == {"$ref": "#/components/schemas/Report"}

@@ -114,7 +114,7 @@ def _manage_people(page: Page) -> None:
 
 
 @in_every_look
-def test_the_sign_in_says_where_what_is_wrong_and_whom_to_ask(
+def test_the_sign_in_page_names_the_fault_at_its_field_and_whom_to_ask(
     company: str, visitor: Visitor, look: Look
 ) -> None:
     page = visitor.open(f"{company}/sign-in", look)

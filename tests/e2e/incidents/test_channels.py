@@ -190,7 +190,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         expect(lost).to_contain_text("Every message of the last 7 days arrived")
 
 
-def test_what_is_wrong_is_said_next_to_the_field(
+def test_a_fault_is_shown_next_to_its_field(
     place: Place, receiver: Receiver, visitor: Visitor
 ) -> None:
     place.alerting.channel(receiver, "taken")

@@ -178,7 +178,7 @@ def test_a_rule_that_comes_with_the_product_is_saved_as_it_was(
         )
 
 
-def test_what_is_written_survives_turning_another_rule_off(place: Place, visitor: Visitor) -> None:
+def test_unsaved_text_survives_turning_another_rule_off(place: Place, visitor: Visitor) -> None:
     page = visitor.open(f"{place.url}/rules")
     page.get_by_label("Name", exact=True).fill("Half written")
     press(page, "Turn off No data")

@@ -71,7 +71,7 @@ def test_several_are_selected_and_acknowledged(place: Place, visitor: Visitor, l
 
 
 @in_every_look
-def test_what_was_settled_is_taken_back_by_a_button_or_a_key(
+def test_a_decision_is_undone_by_a_button_or_a_key(
     place: Place, visitor: Visitor, look: Look
 ) -> None:
     let_several_fire(place)
@@ -123,7 +123,7 @@ def test_all_on_the_page_are_silenced_together(place: Place, visitor: Visitor) -
     assert sorted(states) == ["pending", "silenced", "silenced", "silenced"]
 
 
-def test_what_is_asked_for_is_in_the_address(place: Place, visitor: Visitor) -> None:
+def test_the_address_holds_the_filters(place: Place, visitor: Visitor) -> None:
     let_several_fire(place)
     page = visitor.open(f"{place.url}/incidents")
     page.get_by_label("Search incidents").fill("stage kim")

@@ -72,7 +72,7 @@ def test_evidence_leads_to_where_it_is_seen(
         ),
     ],
 )
-def test_evidence_of_what_no_map_shows_leads_to_the_picture_of_its_cause(
+def test_evidence_that_no_map_shows_links_to_the_picture_of_its_cause(
     container: Container, site: str, visitor: Visitor, scenario: str, targets: dict[str, str]
 ) -> None:
     stored = analyzed(container, SCENARIOS[scenario].synthesize(0).trace, scenario)

@@ -152,7 +152,7 @@ def test_where_s_is_withheld_there_is_a_slowdown_a_cause_and_its_fix_but_no_map(
     expect(row).to_contain_text("Data loading")
 
 
-def test_what_does_not_exist_is_said_in_words(site: str, visitor: Visitor) -> None:
+def test_a_missing_page_is_explained_in_words(site: str, visitor: Visitor) -> None:
     for path, said in (
         ("/sessions/00000000-0000-4000-8000-000000000000", "There is no session 0000"),
         ("/sessions/<b>nonsense", "There is no session <b>nonsense"),

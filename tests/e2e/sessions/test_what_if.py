@@ -230,7 +230,7 @@ def test_steps_left_alone_do_not_change(site: str, visitor: Visitor, session: st
     assert all(after == pytest.approx(before, abs=1e-6) for _, before, after in numbers[4:])
 
 
-def test_what_cannot_be_asked_is_said_at_its_field(
+def test_an_impossible_question_is_explained_at_its_field(
     site: str, visitor: Visitor, session: str
 ) -> None:
     page = visitor.open(f"{site}/sessions/{session}")
@@ -264,7 +264,9 @@ def test_what_cannot_be_asked_is_said_at_its_field(
     visitor.expects("422")
 
 
-def test_links_that_say_nothing_are_told_apart(site: str, visitor: Visitor, session: str) -> None:
+def test_an_invalid_link_and_one_to_a_missing_stage_have_their_own_messages(
+    site: str, visitor: Visitor, session: str
+) -> None:
     page = visitor.open(f"{site}/sessions/{session}")
     for words in ("", "faster_worker.0.0", "ideal_worker.0", "ideal_gpu.1", "all-ideal"):
         page.goto(f"{site}/sessions/{session}?ask={words}")
@@ -275,7 +277,7 @@ def test_links_that_say_nothing_are_told_apart(site: str, visitor: Visitor, sess
     visitor.expects("422")
 
 
-def test_while_it_is_asked_the_form_says_so_and_a_lost_server_is_named(
+def test_the_form_shows_that_it_waits_and_that_a_server_is_lost(
     site: str, visitor: Visitor, session: str
 ) -> None:
     page = visitor.open(f"{site}/sessions/{session}")

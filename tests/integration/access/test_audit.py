@@ -53,7 +53,7 @@ def _said(container: Container) -> list[tuple[str, str, str, str | None]]:
         ]
 
 
-def test_what_a_token_does_stands_in_the_log(company: Company) -> None:
+def test_acts_of_a_token_are_in_the_audit_log(company: Company) -> None:
     token = company.token(Right.OPERATE, name="bot")
     channel = {"name": "hook", "kind": "webhook", "config": {"url": "https://hooks.example/secret"}}
     with company.client(token) as client:
@@ -171,7 +171,7 @@ ACTS: dict[str, object] = {
 }
 
 
-def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
+def test_every_act_over_http_is_in_the_audit_log(company: Company) -> None:
     """Each route either has an entry in the name of its actor, or is listed as not logged."""
     unsafe = {key for key in NEEDS if not key.startswith("GET")}
     walked = {key.replace("{project}", "{name}") for key in ACTS}
@@ -275,7 +275,7 @@ def test_an_incident_is_acknowledged_in_the_name_of_who_signed_in(company: Compa
     assert _said(company.container)[0][:2] == ("bot", "acknowledged")
 
 
-def test_what_is_refused_stands_nowhere(company: Company) -> None:
+def test_refused_acts_are_not_in_the_audit_log(company: Company) -> None:
     with company.client(company.token(Right.OPERATE, name="bot")) as client:
         assert client.post("/api/v1/alert-rules", json=RULE).status_code == 201
         assert client.post("/api/v1/alert-rules", json=RULE).status_code == 409
@@ -293,7 +293,7 @@ def test_entries_stay_as_they_are(company: Company) -> None:
             tx.session.execute(statement)
 
 
-def test_what_comes_from_outside_is_bounded_in_an_entry(company: Company) -> None:
+def test_text_from_outside_is_bounded_in_an_entry(company: Company) -> None:
     person = Principal(ActorKind.PERSON, "x" * 10_000)
     with company.container.uow() as tx:
         record(tx, person, Action.CHANGED, "y\n" * 10_000, detail="z" * 10_000)

@@ -49,7 +49,7 @@ def test_a_token_that_is_missing_and_a_sender_that_is_refused_are_said(company: 
     assert "llama-70b" not in page.text
 
 
-def test_only_what_sends_counts_and_only_of_this_project(company: Company) -> None:
+def test_only_tokens_that_send_count_and_only_of_this_project(company: Company) -> None:
     reader = company.token(Right.READ, project="other")
     company.token(Right.INGEST, project="default")
     with company.client("plc_unknown") as client:

@@ -264,7 +264,9 @@ def test_the_same_routes_answer_a_token_of_the_project(
     assert missing == {}
 
 
-def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str, str]) -> None:
+def test_sending_to_a_foreign_job_s_name_makes_a_job_in_the_own_project(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
     """The new job has the foreign job's name, and none of its attempts, groups and sessions."""
     chunk = "/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/{producer}/0".format_map(theirs)
     with company.client(company.token(Right.OPERATE, Right.INGEST)) as client:
@@ -285,7 +287,7 @@ def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str,
         assert whole.json()["session"] not in {session["session"] for session in listed}
 
 
-def test_what_is_of_the_installation_takes_an_administrator(
+def test_requests_about_the_installation_need_an_administrator(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
     """A token of a project is refused, with any rights, and for known and unknown objects."""
@@ -354,7 +356,7 @@ def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
     assert told == {}
 
 
-def test_what_is_searched_for_by_a_name_of_another_project_is_not_found(
+def test_a_search_for_a_name_of_another_project_finds_nothing(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
     """Every query parameter of every list, with a foreign value and an unknown one."""

@@ -67,9 +67,7 @@ def _later(company: Company, wait: timedelta) -> None:
 
 
 @pytest.mark.parametrize("name", ["ada", "unknown"])
-def test_wrong_passwords_are_looked_at_a_few_times_whether_the_name_is_somebodys_or_not(
-    ada: Company, name: str
-) -> None:
+def test_guesses_are_limited_alike_for_known_and_unknown_names(ada: Company, name: str) -> None:
     with ada.client(Origin=ada.url) as client:
         answers = [_form(client, name, "wrong") for _ in range(OF_A_PEER_AT_A_NAME.at_once + 2)]
     assert [answer.status_code for answer in answers] == [401] * OF_A_PEER_AT_A_NAME.at_once + [
@@ -128,7 +126,7 @@ def test_one_password_tried_with_many_names_is_slowed_as_well(ada: Company) -> N
     assert sign_in(ada.container, "ada", PASSWORD, HOME).principal.name == "ada"
 
 
-def test_many_addresses_share_what_there_is_for_a_name(ada: Company) -> None:
+def test_many_addresses_share_the_guesses_of_a_name(ada: Company) -> None:
     for number in range(AT_A_NAME.at_once):
         pay(ada.container, buckets_of("ada", f"2001:db8:0:{number:x}::/64"))
     with pytest.raises(TooManyGuessesError) as refused:
@@ -166,7 +164,7 @@ def test_who_has_a_known_browser_does_not_guess_for_long_either(ada: Company) ->
         sign_in(ada.container, "ada", PASSWORD, HOME, known)
 
 
-def test_a_cookie_that_another_page_put_there_makes_no_browser_known(ada: Company) -> None:
+def test_a_cookie_that_another_page_set_makes_no_browser_known(ada: Company) -> None:
     first = sign_in(ada.container, "ada", PASSWORD, HOME, "planted")
     assert first.known_by not in {None, "planted"}
     with ada.container.reading() as tx:
@@ -198,7 +196,7 @@ def test_right_passwords_cost_nothing(ada: Company) -> None:
         assert tx.session.execute(select(func.count()).select_from(GuessBucket)).scalar() == 0
 
 
-def test_refused_guesses_leave_nothing_and_what_is_over_goes(ada: Company) -> None:
+def test_refused_guesses_store_nothing_and_old_rows_are_deleted(ada: Company) -> None:
     _use_up(ada, "ada", STRANGER)
 
     def rows() -> int | None:

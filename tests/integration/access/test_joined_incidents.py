@@ -68,7 +68,7 @@ def test_the_incidents_of_one_project_can_be_asked_for(company: Company) -> None
         assert "No incident is open in project none" in client.get(f"{ADDRESS}?project=none").text
 
 
-def test_the_most_severe_come_first_then_what_costs_most(company: Company) -> None:
+def test_the_most_severe_come_first_then_the_costliest(company: Company) -> None:
     for container, job, gpus in (
         (company.ours, "cheap", 8),
         (company.theirs, "expensive", 8000),

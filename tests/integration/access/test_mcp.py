@@ -88,7 +88,7 @@ def test_without_a_token_that_reads_there_is_nothing(company: Company) -> None:
         assert client.post("/mcp", json=hello).status_code == 403
 
 
-def test_what_is_no_call_is_refused(company: Company) -> None:
+def test_a_body_that_is_no_call_is_refused(company: Company) -> None:
     with company.client(company.token(Right.READ)) as client:
         assert client.post("/mcp", content=b"\xff{").status_code in range(400, 500)
         assert client.post("/mcp", json=[1] * 1000).status_code in range(400, 500)

@@ -43,7 +43,7 @@ def ada(company: Company) -> Company:
     return company
 
 
-def test_who_is_not_known_is_asked_to_sign_in_and_comes_back(ada: Company) -> None:
+def test_an_unknown_visitor_signs_in_and_returns_to_the_page(ada: Company) -> None:
     with ada.client() as client:
         asked = client.get("/incidents?page=2")
         assert asked.status_code == SEE_OTHER

@@ -185,7 +185,7 @@ def test_tokens_are_made_and_revoked_over_http(company: Company) -> None:
         ({"secret": "plc_mine"}, "secret"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_field(
+def test_an_impossible_token_is_refused_with_its_field(
     container: Container, changes: dict[str, object], field: str
 ) -> None:
     values: dict[str, object] = {"name": "x", "rights": [READ], "project": "default"} | changes

@@ -78,7 +78,7 @@ def test_jobs_that_hang_hold_no_machine_and_are_held_by_none(
     assert types == ["dev.paceline.job.hang"] * 3 + ["dev.paceline.machine.confirmed"]
 
 
-def test_more_hangs_than_a_pass_looks_at_are_told_in_the_next_ones(
+def test_hangs_beyond_the_limit_of_a_pass_are_sent_in_the_next_ones(
     acting: Acting, receiver: Receiver, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hangs, "MAX_JOBS", 1)
@@ -124,7 +124,7 @@ def test_policy_and_switch_hold_for_hangs_too(
     assert kept.value.stable_code == "action.wrong_state"
 
 
-def test_what_was_declined_or_is_over_is_not_told(
+def test_hangs_that_are_declined_or_over_make_no_message(
     acting: Acting, receiver: Receiver, client: httpx.Client
 ) -> None:
     acting.events(receiver, ActionMode.ASK)

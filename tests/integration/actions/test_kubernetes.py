@@ -60,7 +60,9 @@ def _config(cluster: Kubernetes, *, cordon: bool = False) -> KubernetesConfig:
     return KubernetesConfig(cluster.url, TOKEN, cordon=cordon)
 
 
-def test_what_is_blamed_is_tainted_and_put_back(acting: Acting, cluster: Kubernetes) -> None:
+def test_a_blamed_node_is_tainted_and_the_taint_is_removed_later(
+    acting: Acting, cluster: Kubernetes
+) -> None:
     config = {"server": cluster.url, "token": TOKEN}
     set_policy(acting.container, "kubernetes", mode=ActionMode.AUTOMATIC, config=config)
     for node in ("node-1", "node-2"):
@@ -108,7 +110,7 @@ def test_a_node_is_cordoned_where_asked_and_only_ours_is_taken_back(
     assert cluster.nodes["node-2"]["spec"]["unschedulable"]
 
 
-def test_taints_of_others_stay_whoever_changes_the_node_meanwhile(
+def test_taints_of_others_stay_even_if_the_node_changes_meanwhile(
     cluster: Kubernetes, means: AttemptTools
 ) -> None:
     cluster.change("node-1", {"taints": [OTHER]})
@@ -124,9 +126,7 @@ def test_taints_of_others_stay_whoever_changes_the_node_meanwhile(
     assert (refused.value.code, refused.value.permanent) == ("kubernetes.busy", False)
 
 
-def test_what_another_action_tainted_is_left_to_it(
-    cluster: Kubernetes, means: AttemptTools
-) -> None:
+def test_a_taint_of_another_action_is_left_alone(cluster: Kubernetes, means: AttemptTools) -> None:
     act(_config(cluster), ORDER, means)
     other = replace(ORDER, id=uuid.UUID(int=9))
     with pytest.raises(DeliveryError) as refused:

@@ -45,7 +45,7 @@ def test_nothing_acts_by_default(acting: Acting) -> None:
         assert {str(one.mode) for one in list_policies(tx)} == {"off"}
 
 
-def test_what_is_configured_first_says_what_it_would_have_done(
+def test_a_new_policy_only_shows_what_it_would_have_done(
     acting: Acting, receiver: Receiver
 ) -> None:
     set_policy(acting.container, "event", config={"url": receiver.url})
@@ -82,7 +82,7 @@ def test_a_person_says_yes_with_one_order(acting: Acting, receiver: Receiver) ->
     assert refused.value.stable_code == "action.wrong_state"
 
 
-def test_what_a_person_declines_is_not_asked_again_for_the_incidents_of_then(
+def test_a_declined_action_is_not_proposed_again_for_the_same_incidents(
     acting: Acting, receiver: Receiver
 ) -> None:
     acting.events(receiver, ActionMode.ASK)
@@ -97,7 +97,9 @@ def test_what_a_person_declines_is_not_asked_again_for_the_incidents_of_then(
     assert acting.states() == {"node-7": ["declined", "asked"]}
 
 
-def test_what_ends_before_anybody_said_yes_is_withdrawn(acting: Acting, receiver: Receiver) -> None:
+def test_an_action_whose_incident_ends_before_approval_is_withdrawn(
+    acting: Acting, receiver: Receiver
+) -> None:
     acting.events(receiver, ActionMode.ASK)
     acting.blame()
     acting.work()
@@ -261,9 +263,7 @@ def test_a_repair_that_did_not_help_leaves_it_out(acting: Acting, receiver: Rece
     assert str(acting.action().state) == "done"
 
 
-def test_what_was_done_is_not_forgotten_with_its_incident(
-    acting: Acting, receiver: Receiver
-) -> None:
+def test_a_done_action_outlives_its_incident(acting: Acting, receiver: Receiver) -> None:
     acting.events(receiver)
     acting.blame()
     acting.work()

@@ -102,7 +102,7 @@ def test_a_guessed_name_is_never_acted_on_not_even_by_a_person(
         "節点",
     ],
 )
-def test_what_is_not_one_node_is_refused_with_a_code(
+def test_a_name_of_more_than_one_node_is_refused_with_a_code(
     acting: Acting, receiver: Receiver, host: str
 ) -> None:
     acting.events(receiver)
@@ -183,7 +183,9 @@ def test_sessions_that_wait_for_their_analysis_hold_everything(
     assert receiver.got == []
 
 
-def test_what_a_person_has_in_hand_is_left_to_them(acting: Acting, receiver: Receiver) -> None:
+def test_an_incident_that_a_person_handles_is_left_alone(
+    acting: Acting, receiver: Receiver
+) -> None:
     acting.events(receiver)
     acting.blame()
     acknowledge_incident(acting.container, acting.alerting.incident().id)
@@ -195,7 +197,7 @@ def test_what_a_person_has_in_hand_is_left_to_them(acting: Acting, receiver: Rec
 @pytest.mark.parametrize(
     "cause", ["expert_parallel_imbalance", "memory_fragmentation", "stage_imbalance"]
 )
-def test_what_is_the_job_s_own_fault_is_no_machine_s(
+def test_a_fault_of_the_job_itself_blames_no_machine(
     acting: Acting, receiver: Receiver, cause: str
 ) -> None:
     acting.events(receiver)
@@ -249,7 +251,9 @@ def test_two_servers_at_once_act_once(acting: Acting, receiver: Receiver) -> Non
     assert len(receiver.got) == 1
 
 
-def test_the_kill_switch_stops_what_is_ordered_already(acting: Acting, receiver: Receiver) -> None:
+def test_the_kill_switch_stops_actions_that_are_already_ordered(
+    acting: Acting, receiver: Receiver
+) -> None:
     acting.events(receiver)
     acting.blame()
     acting.look()

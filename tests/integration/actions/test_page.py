@@ -22,7 +22,7 @@ def rows(client: httpx.Client, query: str = "") -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(client.get(f"/actions.csv{query}").text)))
 
 
-def test_actions_are_found_by_what_is_asked_for(
+def test_actions_are_filtered_by_the_address(
     acting: Acting, receiver: Receiver, client: httpx.Client
 ) -> None:
     acting.events(receiver)
@@ -53,7 +53,7 @@ def test_actions_are_found_by_what_is_asked_for(
         assert page.text.count('class="cmd"') == len(hosts), query
 
 
-def test_what_holds_an_action_and_its_command_are_on_the_page(
+def test_the_page_shows_an_action_s_command_and_why_it_waits(
     acting: Acting, receiver: Receiver, client: httpx.Client
 ) -> None:
     acting.events(receiver)
@@ -93,7 +93,7 @@ def version(page: str) -> str:
     return page.partition('data-version="')[2].partition('"')[0]
 
 
-def test_of_a_machine_only_what_is_the_project_s_is_read(
+def test_only_the_project_s_own_part_of_a_machine_is_read(
     acting: Acting, receiver: Receiver
 ) -> None:
     acting.events(receiver, ActionMode.ASK)

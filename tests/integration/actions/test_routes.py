@@ -71,7 +71,7 @@ def test_the_switch_stops_and_says_who(client: httpx.Client) -> None:
         {"kind": "event", "config": {"url": "https://hooks.example/x"}, "extra": 1},
     ],
 )
-def test_what_is_no_policy_is_refused(client: httpx.Client, body: dict[str, object]) -> None:
+def test_an_invalid_policy_is_refused(client: httpx.Client, body: dict[str, object]) -> None:
     answer = client.put("/action-policies", json=body)
     assert answer.status_code in {404, 422}
     assert answer.json()["code"] in {"action.invalid", "request.invalid", "not_found"}

@@ -89,7 +89,7 @@ def _scontrol() -> str:
     return found
 
 
-def test_what_is_blamed_is_drained_with_the_reason_and_resumed_after_the_repair(
+def test_a_blamed_node_is_drained_with_the_reason_and_resumed_after_the_repair(
     slurming: Acting, cluster: Slurm
 ) -> None:
     set_policy(slurming.container, "slurm", mode=ActionMode.AUTOMATIC)
@@ -133,7 +133,9 @@ def test_a_node_of_another_cluster_fails_with_a_code(slurming: Acting, cluster: 
     assert not any(cluster.is_drained(node) for node in slurm.NODES)
 
 
-def test_what_a_person_resumed_is_not_drained_again(slurming: Acting, cluster: Slurm) -> None:
+def test_a_node_that_a_person_resumed_is_not_drained_again(
+    slurming: Acting, cluster: Slurm
+) -> None:
     set_policy(slurming.container, "slurm", mode=ActionMode.AUTOMATIC)
     slurming.blame("node-1")
     slurming.work()
@@ -143,7 +145,7 @@ def test_what_a_person_resumed_is_not_drained_again(slurming: Acting, cluster: S
     assert not cluster.is_drained("node-1")
 
 
-def test_what_others_drain_stays_theirs(slurming: Acting, cluster: Slurm) -> None:
+def test_a_node_that_others_drained_is_left_alone(slurming: Acting, cluster: Slurm) -> None:
     set_policy(slurming.container, "slurm", mode=ActionMode.AUTOMATIC)
     cluster.scontrol("update", "nodename=node-1", "state=drain", "reason=bad disk")
     slurming.blame("node-1")

@@ -17,7 +17,7 @@ def listed(installation: Installation, **asked: str) -> dict[str, Any]:
     return document
 
 
-def test_jobs_are_listed_with_the_session_that_stands_for_them(installation: Installation) -> None:
+def test_jobs_are_listed_with_the_session_that_represents_them(installation: Installation) -> None:
     installation.post(job="first")
     installation.analyze_all()
     installation.post(job="first", params=bodies.SIZES | {"trial_name": "again"})

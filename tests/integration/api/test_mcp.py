@@ -132,7 +132,7 @@ def test_sessions_and_hosts_are_compared(installation: Installation) -> None:
     assert called(installation, "list_incidents")["facts"]["incidents"] == 0
 
 
-def test_what_the_api_refuses_is_said_with_its_code(installation: Installation) -> None:
+def test_a_refusal_of_the_api_is_returned_with_its_code(installation: Installation) -> None:
     nothing = "00000000-0000-0000-0000-000000000000"
     assert "[not_found]" in refused(installation, "get_session", session=nothing)
     assert "[not_found]" in refused(installation, "get_incident", incident=nothing)
@@ -159,7 +159,7 @@ def test_arguments_are_bounded(
     assert refused(installation, tool, **arguments)
 
 
-def test_what_people_wrote_is_quoted_and_said_to_be_data(installation: Installation) -> None:
+def test_text_of_people_is_quoted_and_marked_as_data(installation: Installation) -> None:
     analyzed(installation, HOSTILE.replace("/", ""))
     result = asked(installation, lambda client: client.call_tool("list_jobs", {}))
     document = json.loads(text_of(result))

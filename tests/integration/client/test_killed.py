@@ -100,7 +100,7 @@ to.wait()
 """
 
 
-def test_what_a_killed_process_has_sent_by_itself_is_judged_with_the_others(
+def test_chunks_of_a_killed_process_are_analyzed_with_the_others(
     installation: Installation, tmp_path: Path
 ) -> None:
     spool = {"PACELINE_SPOOL": str(tmp_path / "spool")}
@@ -133,7 +133,7 @@ def test_what_a_killed_process_has_sent_by_itself_is_judged_with_the_others(
     assert report["steps"]["analyzed"] == list(range(9))
 
 
-def test_what_is_missing_of_a_producer_that_was_killed_is_told_with_its_name(
+def test_the_report_names_what_a_killed_producer_did_not_send(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")

@@ -65,7 +65,7 @@ def test_a_machine_is_measured_and_its_ledger_says_what_that_means(
         assert all(figure["value"] > 0 for figure in device["measures"].values())
 
 
-def test_what_was_measured_is_printed_also_where_the_server_is_away() -> None:
+def test_measurements_are_printed_even_if_the_server_is_away() -> None:
     done = run(
         *(sys.executable, "-m", "app.cli.main", "probe", "--server", "http://127.0.0.1:9", *_QUICK)
     )
@@ -75,7 +75,7 @@ def test_what_was_measured_is_printed_also_where_the_server_is_away() -> None:
 
 
 @by_night
-def test_a_device_that_stands_still_is_named_and_the_others_are_measured() -> None:
+def test_a_device_that_hangs_is_named_and_the_others_are_measured() -> None:
     stopped: list[int] = []
 
     def stop_one() -> None:

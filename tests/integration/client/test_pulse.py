@@ -79,7 +79,7 @@ def test_only_the_rank_that_is_slow_computes_longer(
     assert any("finished" in rows.phases for rows in sent(receiver))
 
 
-def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver: Receiver) -> None:
+def test_ranks_send_their_current_operation_on_request(train: Train, receiver: Receiver) -> None:
     """One of two ranks sleeps so long in its forward passes that the job seems to hang."""
     receiver.pulse = Answer(document={"record": None, "pulse_s": 5, "files": True})
     trained = train(

@@ -177,7 +177,7 @@ def test_the_share_of_a_rank_that_was_killed_is_missing_and_the_session_says_so(
     assert "(DP rank, stage) (1, 0)" in page
 
 
-def test_a_clock_that_is_set_moves_no_operation_and_is_told(train: Train) -> None:
+def test_a_clock_that_is_set_moves_no_operation_and_is_reported(train: Train) -> None:
     trained = train("--url", NOWHERE, "--fault", "clock", "--record", "2:4")
 
     assert trained.code == 0, trained.said

@@ -142,7 +142,7 @@ def watched(
 
 
 @pytest.mark.parametrize("fault", FAULTS if BY_NIGHT else BY_DAY)
-def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_on(
+def test_a_rank_that_hangs_is_named_until_it_continues(
     watched: Watched, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
     training, kind, said = FAULTS[fault]
@@ -188,7 +188,7 @@ def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_o
         (("--kind", "compiled"), 90),
     ],
 )
-def test_what_may_take_long_and_the_end_of_a_job_are_no_hang(
+def test_long_operations_and_the_end_of_a_job_are_no_hang(
     watched: Watched, does: tuple[str, ...], stands_s: float
 ) -> None:
     watched.start(*does, stands_s=stands_s)

@@ -146,7 +146,7 @@ def test_another_workers_host_shows_nothing(installation: Installation) -> None:
     assert fixes(installation)["fixes"] == []
 
 
-def test_a_session_with_other_work_a_step_is_told_and_not_counted(
+def test_a_session_with_other_work_per_step_is_named_and_not_counted(
     installation: Installation,
 ) -> None:
     slow = send(installation, body(), global_batch_size=64)

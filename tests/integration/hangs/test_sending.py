@@ -107,7 +107,7 @@ def test_hosts_are_those_of_the_jobs_latest_session(
          (422, "hang.rank_twice")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_and_nothing_is_stored(
+def test_an_unreadable_file_is_refused_and_nothing_is_stored(
     client: httpx.Client,
     container: Container,
     body: bytes,
@@ -125,7 +125,7 @@ def test_a_hostile_pickle_is_refused_by_file_opcode_and_offset(client: httpx.Cli
     assert answer["faults"][0]["row"] == 2
 
 
-def test_what_ras_prints_is_a_hang_by_itself(client: httpx.Client) -> None:
+def test_the_output_of_ras_alone_makes_a_hang(client: httpx.Client) -> None:
     answer = post(client, as_json(ras(HANGING)))
     assert answer.status_code == 201, answer.text
     assert answer.json()["kind"] == "never_entered"

@@ -25,7 +25,7 @@ def rows(container: Container) -> list[HostReading]:
         return list(tx.session.execute(select(HostReading).order_by(HostReading.host)).scalars())
 
 
-def test_an_analysis_writes_what_its_report_says_of_hosts(container: Container) -> None:
+def test_an_analysis_stores_the_hosts_of_its_report(container: Container) -> None:
     stored = analyzed(container)
     report = read(container, report_document, stored.session)
     found = {row.host: row for row in rows(container)}

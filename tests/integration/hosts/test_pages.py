@@ -97,7 +97,7 @@ def test_the_page_of_a_host_says_when_where_and_what_it_cost(
     assert "No session named node-2" in page(client, "/hosts/node-2?range=1h").one("h1").text
 
 
-def test_a_host_is_not_taken_out_for_what_is_the_job_s_own(
+def test_a_host_is_not_removed_for_a_fault_of_the_job(
     container: Container, client: httpx.Client
 ) -> None:
     own = reading(1.4, cause="memory_fragmentation")

@@ -101,7 +101,7 @@ def test_a_probe_that_is_sent_twice_is_one_entry(client: httpx.Client) -> None:
         ),
     ],
 )
-def test_what_is_no_probe_is_refused_and_says_where(
+def test_an_invalid_probe_is_refused_with_its_place(
     client: httpx.Client, change: dict[str, Any], at: str
 ) -> None:
     answer = client.post("/api/v1/hosts/node-1/probes", json={**probe_of(650.0), **change})

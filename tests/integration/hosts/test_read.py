@@ -35,7 +35,7 @@ def named(found: Hosts) -> list[str]:
     return [row.host for row in found.page.rows]
 
 
-def test_a_verdict_stands_until_the_job_s_next_session(container: Container) -> None:
+def test_a_verdict_counts_until_the_job_s_next_session(container: Container) -> None:
     for hours in (5, 4, 2):
         session(container, {"node-1": 1.4}, ago=hours * HOUR)
     [row] = hosts(container).page.rows
@@ -44,7 +44,7 @@ def test_a_verdict_stands_until_the_job_s_next_session(container: Container) -> 
     assert (row.sessions, row.slow_sessions, row.jobs, row.slow_jobs) == (3, 3, 1, 1)
 
 
-def test_a_verdict_stands_for_six_hours_at_most(container: Container) -> None:
+def test_a_verdict_counts_for_six_hours_at_most(container: Container) -> None:
     for hours in (60, 30):
         session(container, {"node-1": 1.4}, ago=hours * HOUR)
     [row] = hosts(container).page.rows
@@ -77,7 +77,7 @@ def test_a_host_whose_slowness_no_cause_names_looks_slow(container: Container) -
     assert [row.host for row in found.look_alikes] == ["node-1"]
 
 
-def test_a_time_of_its_own_leaves_out_what_is_not_in_it(container: Container) -> None:
+def test_a_chosen_time_excludes_what_is_outside_of_it(container: Container) -> None:
     for hours in (50, 3):
         session(container, {"node-1": 1.4, "node-2": 1.0}, ago=hours * HOUR)
     now = datetime.now(UTC)

@@ -94,7 +94,7 @@ def test_weeks_are_what_their_readings_add_up_to(container: Container) -> None:
     assert kept(container) == counted(container)
 
 
-def test_what_is_deleted_counts_no_more(container: Container) -> None:
+def test_deleted_sessions_do_not_count(container: Container) -> None:
     sessions = fill(container)
     for some in (sessions[:1], sessions[5:9], sessions[12:]):
         remove(container, some)

@@ -54,7 +54,7 @@ def test_a_failure_passes_and_an_unknown_address_does_not(receiver: Receiver) ->
     assert unknown.value.permanent
 
 
-def test_what_is_too_long_comes_in_parts(receiver: Receiver) -> None:
+def test_a_long_message_is_sent_in_parts(receiver: Receiver) -> None:
     long = "x" * 9000
     config = APPRISE.config.validate_python({"urls": [f"json://127.0.0.1:{receiver.port}/hook"]})
     with Outbound(AddressGuard(), 20.0) as outbound:

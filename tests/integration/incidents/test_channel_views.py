@@ -52,9 +52,7 @@ def test_a_channel_whose_secrets_no_key_opens_is_dead(
     assert [channel.readable for channel in read(alerting.container, list_channels)] == [False]
 
 
-def test_what_a_later_message_has_overtaken_is_not_offered_again(
-    alerting: Alerting, receiver: Receiver
-) -> None:
+def test_an_outdated_message_is_not_offered_again(alerting: Alerting, receiver: Receiver) -> None:
     receiver.answer = lambda _: Reply(400, b"no")
     channel = alerting.channel(receiver)
     alerting.slow()

@@ -143,7 +143,9 @@ def test_redirects_are_not_followed(kind: str, server: Receiver) -> None:
         ("feishu", Reply(200, b'{"code": 19001, "msg": "param invalid: access token invalid"}')),
     ],
 )
-def test_what_is_gone_disables_the_channel(kind: str, reply: Reply, server: Receiver) -> None:
+def test_a_receiver_that_is_gone_disables_the_channel(
+    kind: str, reply: Reply, server: Receiver
+) -> None:
     server.answer = lambda _: reply
     with pytest.raises(DeliveryError) as failed:
         send(kind, server, MESSAGES["one"])
@@ -215,7 +217,7 @@ def test_a_secret_that_is_none_is_refused_without_being_repeated(secret: str) ->
     assert "c2hvcnQ" not in str(refused.value.errors(include_input=False))  # type: ignore[attr-defined]  # of pydantic
 
 
-def test_pagerduty_hears_of_each_incident_under_its_own_key(server: Receiver) -> None:
+def test_pagerduty_gets_each_incident_under_its_own_key(server: Receiver) -> None:
     server.answer = SERVICES["pagerduty"]
     send(
         "pagerduty",

@@ -38,7 +38,9 @@ def ids(receiver: Receiver) -> list[str]:
     return [got.headers["webhook-id"] for got in receiver.got]
 
 
-def test_a_slow_job_is_told_once_and_its_end_once(alerting: Alerting, receiver: Receiver) -> None:
+def test_a_slow_job_and_its_end_make_one_message_each(
+    alerting: Alerting, receiver: Receiver
+) -> None:
     alerting.channel(receiver)
     alerting.slow()
     alerting.work()
@@ -56,7 +58,7 @@ def test_a_slow_job_is_told_once_and_its_end_once(alerting: Alerting, receiver: 
     assert alerting.states() == ["delivered", "delivered"]
 
 
-def test_what_is_over_within_group_wait_is_never_told(
+def test_an_incident_that_ends_within_group_wait_makes_no_message(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)
@@ -67,7 +69,7 @@ def test_what_is_over_within_group_wait_is_never_told(
     assert alerting.states() == []
 
 
-def test_what_still_fires_is_repeated_until_it_is_acknowledged(
+def test_a_firing_incident_is_repeated_until_it_is_acknowledged(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)
@@ -117,7 +119,7 @@ def test_a_refusal_is_not_tried_again(alerting: Alerting, receiver: Receiver, st
     assert view.last_error is not None
 
 
-def test_what_was_refused_is_told_again_in_time(alerting: Alerting, receiver: Receiver) -> None:
+def test_a_refused_message_is_sent_again_later(alerting: Alerting, receiver: Receiver) -> None:
     receiver.answer = lambda _: Reply(400 if len(receiver.got) == 1 else 200)
     alerting.channel(receiver)
     alerting.slow()
@@ -145,7 +147,7 @@ def test_a_channel_that_is_gone_is_disabled_and_gives_its_deliveries_up(
     assert len(receiver.got) == count
 
 
-def test_a_channel_that_is_enabled_again_hears_of_what_is_going_on(
+def test_a_channel_that_is_enabled_again_gets_the_open_incidents(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     channel = alerting.channel(receiver)
@@ -175,7 +177,7 @@ def test_a_delivery_is_given_up_after_a_day(alerting: Alerting, receiver: Receiv
     assert read(alerting.container, get_channel, channel).failures == len(receiver.got)
 
 
-def test_news_takes_the_place_of_what_did_not_come_through(
+def test_a_newer_message_replaces_an_undelivered_one(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     up = threading.Event()
@@ -193,7 +195,7 @@ def test_news_takes_the_place_of_what_did_not_come_through(
     assert statuses(receiver)[-1] == "resolved"
 
 
-def test_what_a_channel_never_could_hear_is_not_told_to_be_over(
+def test_a_channel_gets_no_end_of_an_incident_that_it_never_got(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     channel = alerting.channel(receiver)
@@ -323,7 +325,7 @@ def test_a_failed_delivery_can_be_sent_again_unless_a_later_one_was(
         replay_delivery(alerting.container, failed.id)
 
 
-def test_silence_in_the_middle_ends_what_pagers_hold_open(
+def test_an_incident_that_a_person_resolves_closes_the_alerts_of_pagers(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)
@@ -337,7 +339,7 @@ def test_silence_in_the_middle_ends_what_pagers_hold_open(
     assert alert["annotations"]["description"] == "Because: replaced"
 
 
-def test_what_is_reopened_before_it_was_told_is_no_message_and_else_the_next(
+def test_only_a_reopening_after_the_end_was_sent_makes_a_message(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)

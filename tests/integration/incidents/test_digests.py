@@ -64,7 +64,7 @@ def test_after_a_few_messages_the_rest_of_a_minute_is_one(
     assert _jobs(receiver)[3:] == [set("abcde")]
 
 
-def test_what_is_over_the_limit_is_in_the_next_digest(
+def test_incidents_beyond_the_limit_are_in_the_next_digest(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     channel = alerting.channel(receiver)

@@ -67,7 +67,7 @@ def _weeks(alerting: Alerting) -> list[tuple[str, int]]:
     return [(str(state), attempt) for state, attempt in found]
 
 
-def test_what_a_killed_worker_was_sending_comes_once_more_under_its_id(
+def test_a_killed_worker_s_message_is_sent_again_under_its_id(
     alerting: Alerting, tmp_path: Path
 ) -> None:
     both, killed = threading.Barrier(2), threading.Event()

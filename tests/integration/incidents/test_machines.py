@@ -110,7 +110,7 @@ def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver
     assert len(_leads(alerting)) == 2
 
 
-def test_what_is_a_job_s_own_is_no_machine_s(alerting: Alerting, receiver: Receiver) -> None:
+def test_a_fault_of_the_job_itself_is_no_machine_s(alerting: Alerting, receiver: Receiver) -> None:
     alerting.channel(receiver)
     # Stored by an earlier version, which assigned this cause to the host too.
     own = SuspectedCause("memory_fragmentation", ("node-7",), confidence=0.95)
@@ -182,7 +182,7 @@ def test_the_end_of_a_lead_and_a_job_that_joins_at_once(alerting: Alerting) -> N
         assert not [one for one in alerting.incidents() if one.state is not IncidentState.RESOLVED]
 
 
-def test_what_a_killed_worker_left_is_found_by_the_next_look(
+def test_the_next_look_continues_after_a_killed_worker(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     """The evaluation stores the end of an incident; the sweeper derives the rest from it."""
@@ -226,7 +226,7 @@ def test_an_order_is_for_all_inside(alerting: Alerting, receiver: Receiver) -> N
     assert inside.id != lead.id
 
 
-def test_a_reopened_machine_leads_again_with_what_ended_inside_of_it(alerting: Alerting) -> None:
+def test_a_reopened_machine_leads_its_resolved_incidents_again(alerting: Alerting) -> None:
     for job in ("a", "b"):
         alerting.slow(job, host="node-7")
     lead, inside = alerting.incidents()
@@ -283,7 +283,9 @@ def test_jobs_that_go_silent_together_are_one_incident_and_one_message(
     }
 
 
-def test_a_job_that_gets_worse_inside_is_told(alerting: Alerting, receiver: Receiver) -> None:
+def test_a_job_that_gets_worse_within_a_machine_incident_makes_a_message(
+    alerting: Alerting, receiver: Receiver
+) -> None:
     alerting.channel(receiver)
     for job in ("a", "b"):
         alerting.slow(job, host="node-7")

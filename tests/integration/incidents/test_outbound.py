@@ -113,7 +113,7 @@ def test_every_spelling_of_this_machine_is_refused(url: str, receiver: Receiver)
         "not a url",
     ],
 )
-def test_what_is_no_address_of_the_web_is_refused(url: str) -> None:
+def test_an_address_outside_of_the_web_is_refused(url: str) -> None:
     with pytest.raises(DeliveryError) as refused:
         check_url(url)
     assert refused.value.code == "url.invalid"

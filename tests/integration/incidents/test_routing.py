@@ -65,7 +65,7 @@ def firing(receiver: Receiver) -> list[str]:
     ]
 
 
-def test_low_trace_quality_is_told_to_owners_and_slow_jobs_to_on_call(
+def test_owners_get_low_trace_quality_and_on_call_gets_slow_jobs(
     alerting: Alerting, add: Add
 ) -> None:
     rules = read(alerting.container, load_rules)
@@ -89,7 +89,7 @@ def test_a_rule_with_channels_of_its_own_tells_exactly_those(alerting: Alerting,
     assert (firing(on_call), firing(receiver)) == ([], ["warning"])
 
 
-def test_a_channel_with_a_selector_hears_of_its_jobs_only(alerting: Alerting, add: Add) -> None:
+def test_a_channel_with_a_selector_gets_its_jobs_only(alerting: Alerting, add: Add) -> None:
     only(alerting, SLOW)
     _, receiver = add("vision", selector=Selector(jobs=("vision-*",)))
     alerting.session(1.3, job="llm")
@@ -98,7 +98,7 @@ def test_a_channel_with_a_selector_hears_of_its_jobs_only(alerting: Alerting, ad
     assert [got.json["groupLabels"]["job"] for got in receiver.got] == ["vision-1"]
 
 
-def test_what_is_not_acknowledged_in_time_is_told_to_more_people(
+def test_an_unacknowledged_incident_reaches_more_people_in_time(
     alerting: Alerting, add: Add
 ) -> None:
     (_, on_call), (lead, receiver) = add("on call"), add("lead", selector=Selector(jobs=("none",)))
@@ -112,7 +112,7 @@ def test_what_is_not_acknowledged_in_time_is_told_to_more_people(
     assert (firing(on_call), firing(receiver)) == (["warning", "critical"], ["critical"])
 
 
-def test_a_worse_number_takes_an_acknowledgement_back_and_is_told_to_more_people(
+def test_a_worse_number_ends_an_acknowledgement_and_reaches_more_people(
     alerting: Alerting, add: Add
 ) -> None:
     (_, on_call), (lead, receiver) = add("on call"), add("lead", selector=Selector(jobs=("none",)))

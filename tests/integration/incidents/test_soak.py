@@ -32,7 +32,7 @@ def test_nothing_is_lost_while_workers_are_killed_and_channels_fail() -> None:
     assert done.returncode == 0
 
 
-def test_what_a_channel_threw_away_is_lost() -> None:
+def test_messages_that_a_channel_discarded_are_lost() -> None:
     """The receiver answered with success, so only a comparison with its messages shows the loss."""
     receiver = Receiver(0.5, 1, failures=(("unheard", 1),))
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as directory:
@@ -62,7 +62,7 @@ def _say(receiver: Receiver, number: int, id_: uuid.UUID, status: str = "firing"
     httpx.post(receiver.url("first"), json=body, headers=headers).raise_for_status()
 
 
-def test_the_receiver_counts_what_comes_out_of_order() -> None:
+def test_the_receiver_counts_messages_out_of_order() -> None:
     first, second = uuid.uuid4(), uuid.uuid4()
     with Receiver(0.0, 1) as receiver:
         _say(receiver, 1, first)
@@ -107,7 +107,7 @@ def test_a_digest_is_heard_for_each_of_its_jobs() -> None:
         assert receiver.digests == {f"msg_{id_.hex}", f"msg_{later.hex}"}
 
 
-def test_the_receiver_counts_what_comes_again_with_other_words() -> None:
+def test_the_receiver_counts_repetitions_with_other_words() -> None:
     id_ = uuid.uuid4()
     with Receiver(0.0, 1) as receiver:
         _say(receiver, 1, id_)

@@ -35,7 +35,7 @@ def send(client: httpx.Client, *producers: int) -> None:
         assert answer.status_code == 202, answer.text
 
 
-def test_open_sessions_their_producers_and_what_they_cover_are_told(
+def test_open_sessions_are_listed_with_their_producers_and_coverage(
     client: httpx.Client, container: Container
 ) -> None:
     send(client, 0, 1)
@@ -67,7 +67,7 @@ def test_refused_bodies_are_counted_by_reason(client: httpx.Client) -> None:
     assert "refused, most often" in client.get("/ingest").text
 
 
-def test_what_came_of_a_job_is_told(client: httpx.Client, container: Container) -> None:
+def test_the_results_of_a_job_are_listed(client: httpx.Client, container: Container) -> None:
     analyzed(container, "llm")
     [job] = client.get("/api/v1/ingest").json()["jobs"]
     assert (job["job"], job["sessions"], job["analyzed"], job["failed"]) == ("llm", 1, 1, 0)
@@ -84,7 +84,7 @@ def guess(container: Container, job: str, *guessed: str) -> None:
     store(container, replace(small_trace(), meta=parse_metadata(said)), job=job)
 
 
-def test_jobs_that_guess_their_nodes_are_told(
+def test_jobs_that_guess_their_nodes_are_listed(
     client: httpx.Client, container: Container, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guess(container, "told")
@@ -119,7 +119,7 @@ def test_nothing_has_a_page_too(client: httpx.Client) -> None:
     assert "Nothing arrived" in client.get("/ingest?range=1h").text
 
 
-def test_the_installation_is_told(client: httpx.Client, container: Container) -> None:
+def test_the_installation_is_described(client: httpx.Client, container: Container) -> None:
     analyzed(container, "llm")
     found = client.get("/api/v1/installation").json()
     assert found["revision"] == found["expected_revision"]

@@ -32,7 +32,7 @@ def found(container: Container, *, options: str = "", **changes: object) -> dict
         engine.dispose()
 
 
-def test_what_is_as_it_has_to_be_is_well(container: Container, redis_server: RedisServer) -> None:
+def test_correct_surroundings_are_ready(container: Container, redis_server: RedisServer) -> None:
     parts = found(container, broker_url=redis_server.url)
     assert [part for part in parts.values() if not part.ready] == []
     assert {"database version", "database rights", "broker memory", "clock of the broker"} <= set(

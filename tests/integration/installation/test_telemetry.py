@@ -250,7 +250,9 @@ def _number(client: httpx.Client, name: str) -> float:
         ({"OTEL_TRACES_EXPORTER": "none"}, ""),
     ],
 )
-def test_what_the_environment_says_is_used_or_named(environment: dict[str, str], said: str) -> None:
+def test_variables_of_the_environment_are_used_or_named_as_unused(
+    environment: dict[str, str], said: str
+) -> None:
     program = (
         "from app.platform import telemetry\n"
         "try:\n    telemetry.start('here')\nexcept Exception as error:\n    print(error)\n"

@@ -51,7 +51,7 @@ def test_pages_without_their_slash_are_sent_to_it(
     assert answer.headers["location"] == sent
 
 
-def test_what_a_browser_has_is_not_sent_again(documented: httpx.Client) -> None:
+def test_a_page_that_a_browser_has_is_not_sent_again(documented: httpx.Client) -> None:
     tag = documented.get("/docs/").headers["etag"]
     again = documented.get("/docs/", headers={"If-None-Match": tag})
     assert again.status_code == 304

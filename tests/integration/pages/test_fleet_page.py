@@ -73,7 +73,7 @@ def test_only_jobs_with_data_in_the_chosen_time_count_and_the_silent_stand_apart
     assert names(week, "silent") == ["ended-last-month"]
 
 
-def test_a_time_of_ones_own_shows_what_was_known_by_its_end(
+def test_a_chosen_time_shows_the_fleet_as_it_was_known_at_its_end(
     container: Container, client: httpx.Client
 ) -> None:
     job(container, "before", timedelta(days=10))
@@ -124,7 +124,7 @@ def test_jobs_are_sorted_by_what_they_lose_each_hour(
     assert large[at] == parse(client.get("/jobs/large").text).rows("fleet")[0][5]
 
 
-def test_jobs_are_listed_sorted_and_added_up_by_what_they_lose_time_to(
+def test_jobs_are_listed_sorted_and_added_up_by_the_cause_of_their_loss(
     container: Container, client: httpx.Client
 ) -> None:
     nothing = dict.fromkeys((part.value for part in Part), 0.0)

@@ -47,7 +47,9 @@ def jobs(found: Element) -> list[str]:
     return [row[3].split()[0] for row in section.rows("inc")] if section.all("table") else []
 
 
-def test_severity_comes_first_then_what_fires(alerting: Alerting, client: httpx.Client) -> None:
+def test_severity_comes_first_then_firing_incidents(
+    alerting: Alerting, client: httpx.Client
+) -> None:
     del alerting
     found = page(client, "/incidents")
     assert jobs(found) == ["llm-a", "vision-b", "speech-c"]
@@ -98,7 +100,7 @@ ASKED: Final[tuple[tuple[str, list[str]], ...]] = (
 )
 
 
-def test_the_address_says_what_is_listed(
+def test_the_address_selects_what_is_listed(
     alerting: Alerting, client: httpx.Client, subtests: pytest.Subtests
 ) -> None:
     [third] = [one for one in alerting.incidents() if one.facts and one.facts.job == "speech-c"]
@@ -111,9 +113,7 @@ def test_the_address_says_what_is_listed(
                 assert found.one("h1").text == "No open incident matches"
 
 
-def test_links_of_the_list_keep_what_was_asked_for(
-    alerting: Alerting, client: httpx.Client
-) -> None:
+def test_links_of_the_list_keep_its_filters(alerting: Alerting, client: httpx.Client) -> None:
     del alerting
     found = page(client, "/incidents?label=team&sort=job&severity=warning")
     section = found.one("section", aria_label="Open incidents")
@@ -129,7 +129,9 @@ def test_links_of_the_list_keep_what_was_asked_for(
     assert ("sort", "job") in kept
 
 
-def test_what_is_over_is_listed_by_its_own_state(alerting: Alerting, client: httpx.Client) -> None:
+def test_resolved_incidents_have_a_list_of_their_own(
+    alerting: Alerting, client: httpx.Client
+) -> None:
     for job in ("llm-a", "vision-b"):
         alerting.fast(job)
     found = page(client, "/incidents?state=resolved")

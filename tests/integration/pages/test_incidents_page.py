@@ -163,7 +163,7 @@ def test_no_name_is_asked_for_where_nothing_can_be_done(
     assert len(over.one("section", id="chosen").all("label", "who")) == 1
 
 
-def test_what_ended_by_itself_offers_nothing_to_do(
+def test_an_incident_that_ended_by_itself_has_no_buttons(
     alerting: Alerting, client: httpx.Client
 ) -> None:
     alerting.slow()

@@ -195,7 +195,7 @@ def test_a_job_names_its_incidents_and_where_to_act(
         (["discarded"], 1.3, "Since Session 2"),
     ],
 )
-def test_a_session_says_what_was_before(
+def test_a_session_shows_the_one_before(
     container: Container,
     client: httpx.Client,
     before: list[float | str],
@@ -226,7 +226,7 @@ def test_a_slow_job_is_compared_with_its_last_good_session(
         assert "last good" not in page(client, f"/jobs/{job}").text
 
 
-def test_what_a_deployment_did_is_one_click_away(
+def test_the_effect_of_a_deployment_is_one_click_away(
     container: Container, client: httpx.Client
 ) -> None:
     hour = timedelta(hours=1)

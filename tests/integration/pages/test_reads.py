@@ -276,7 +276,7 @@ def test_pages_are_drawn_without_the_key_of_the_channels_secrets(
     assert answer.json()["secrets"] == {"url": "127.0.0.1"}, "the host of an address is shown"
 
 
-def test_a_page_of_what_is_not_there_is_one_transaction_too(site: Site) -> None:
+def test_a_page_of_an_unknown_object_is_one_transaction_too(site: Site) -> None:
     site.client.get("/")
     unknown = uuid.uuid4()
     for place in ("jobs", "sessions", "incidents", "channels", "rules", "plans"):

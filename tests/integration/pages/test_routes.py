@@ -65,7 +65,7 @@ def test_pages_are_never_stored_and_name_only_this_server(
         assert not re.search(r"\sstyle=", response.text)
 
 
-def test_what_the_address_asks_for_in_vain_is_not_an_error(
+def test_an_address_without_matches_is_not_an_error(
     container: Container, client: httpx.Client
 ) -> None:
     stored = analyzed(container)

@@ -38,7 +38,7 @@ def test_a_view_is_saved_listed_renamed_changed_and_deleted(client: httpx.Client
     assert (gone.status_code, gone.json()["code"]) == (404, "view.not_found")
 
 
-def test_what_is_no_view_is_refused(client: httpx.Client) -> None:
+def test_an_invalid_view_is_refused(client: httpx.Client) -> None:
     for body in (
         {"name": "", "query": ""},
         {"name": "x" * 61, "query": ""},
@@ -52,7 +52,7 @@ def test_what_is_no_view_is_refused(client: httpx.Client) -> None:
     assert client.get("/views/none").status_code == 404
 
 
-def test_a_view_keeps_what_the_fleet_is_asked_for_and_nothing_else() -> None:
+def test_a_view_keeps_the_filters_of_the_fleet_and_nothing_else() -> None:
     assert query_of("range=7d&q=a+b&tab=figures&silent=2&x=1") == "q=a+b&range=7d"
     assert query_of("?label=team%3Dmoe&labels=1") == "label=team%3Dmoe&labels=1"
     assert query_of("q=%00") == ""

@@ -140,7 +140,7 @@ def test_every_fault_is_named_at_once_with_its_path(client: httpx.Client) -> Non
         (b" " * (1024 * 1024 + 1), 413, "body.too_large"),
     ],
 )
-def test_what_is_no_request_is_refused(
+def test_an_invalid_request_is_refused(
     client: httpx.Client, content: bytes, status: int, code: str
 ) -> None:
     response = client.post(PLANS, content=content)
@@ -291,7 +291,7 @@ def test_a_job_whose_states_alone_fit_nowhere_is_refused(client: httpx.Client) -
     assert "the least that would do" in fault["message"]
 
 
-def test_a_job_that_fits_nowhere_says_what_would_do(
+def test_a_plan_of_a_job_that_fits_nowhere_names_what_it_needs(
     container: Container, client: httpx.Client
 ) -> None:
     request = read_request({"spec": small_job_spec(devices=ONE_NODE)})

@@ -77,7 +77,7 @@ def test_the_third_session_is_over_the_quota(install: Install, quota: str, limit
 
 
 @pytest.mark.parametrize(("quota", "limit"), [("bytes", BYTES + 1), ("operations", OPERATIONS + 1)])
-def test_what_does_not_fit_whole_is_not_stored_at_all(
+def test_a_body_that_does_not_fit_whole_is_not_stored_at_all(
     install: Install, quota: str, limit: int
 ) -> None:
     with install(**{f"quota_{quota}": limit}) as installation:
@@ -149,7 +149,7 @@ def announce(installation: Installation, job: str, run: str) -> httpx.Response:
     )
 
 
-def test_jobs_are_counted_whoever_makes_them(install: Install) -> None:
+def test_jobs_are_counted_however_they_are_made(install: Install) -> None:
     with install(quota_jobs=2) as installation:
         assert installation.post(job="a").status_code == 202
         assert announce(installation, "b", "1").status_code == 201
@@ -227,7 +227,7 @@ def test_of_many_announcements_at_once_just_as_many_pass_as_may(install: Install
         assert used(installation).attempts == 3
 
 
-def test_what_is_stored_while_a_sum_is_made_is_in_it(installation: Installation) -> None:
+def test_bytes_stored_during_a_count_are_in_it(installation: Installation) -> None:
     """Otherwise a session that commits between the sum and the lock would not count."""
     container = installation.container
     send(installation, 0)
@@ -268,7 +268,7 @@ def _waits_for_a_lock(installation: Installation) -> bool:
         return bool(connection.execute(waiting).scalar_one())
 
 
-def test_a_sum_of_what_is_there_is_what_was_counted(installation: Installation) -> None:
+def test_the_counted_usage_equals_the_sum_of_stored_sizes(installation: Installation) -> None:
     send(installation, 0)
     chunk(installation, session=7)
     counted = used(installation)

@@ -98,7 +98,7 @@ def test_the_report_stays_until_the_new_one_takes_its_place(container: Container
     assert (count_reports(container), count_blobs(container)) == (1, 3)
 
 
-def test_what_arrives_or_is_gone_is_not_analyzed_again(container: Container) -> None:
+def test_sessions_that_arrive_or_are_gone_are_not_analyzed_again(container: Container) -> None:
     stored = _analyzed(container)
     for values, code in (
         ({"state": SessionState.OPEN}, "session.open"),

@@ -87,7 +87,7 @@ def test_the_commands_do_the_same(company: Company, monkeypatch: pytest.MonkeyPa
     assert done.stderr.endswith("[not_found]\n")
 
 
-def test_rules_of_what_is_kept_are_read_and_changed(company: Company) -> None:
+def test_retention_rules_are_read_and_changed(company: Company) -> None:
     _analyzed(company)
     with company.client(company.token(Right.READ)) as client:
         state = client.get("/api/v1/retention").json()

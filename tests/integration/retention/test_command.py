@@ -48,7 +48,7 @@ def _row(table: str, kind: str) -> list[str]:
     return found
 
 
-def test_what_is_kept_is_shown_and_changed(company: Company) -> None:
+def test_retention_rules_are_shown_and_changed(company: Company) -> None:
     _analyzed(company, 9)
     shown = paceline("retention", "show")
     assert shown.returncode == 0, shown.stderr
@@ -76,7 +76,7 @@ def test_what_is_kept_is_shown_and_changed(company: Company) -> None:
         (("audit", "--days", "30"), 1, "audit.days"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(
+def test_an_impossible_rule_is_refused_and_changes_nothing(
     company: Company, wrong: tuple[str, ...], status: int, words: str
 ) -> None:
     before = read(company.ours, rules_of)
@@ -98,7 +98,7 @@ def test_who_may_only_read_changes_nothing(
     assert read(company.ours, rules_of).traces == Keep()
 
 
-def test_a_run_takes_away_what_is_over_the_rules_with_its_bytes(company: Company) -> None:
+def test_a_run_deletes_rows_beyond_the_rules_with_their_bytes(company: Company) -> None:
     old, young = _analyzed(company, 9), _analyzed(company, 3)
     assert paceline("retention", "set", "traces", "--days", "5").returncode == 0
     done = paceline("retention", "run")

@@ -85,7 +85,7 @@ def test_an_analysis_that_is_under_way_stores_nothing(container: Container) -> N
         finish(tx, held)
 
 
-def test_waiting_work_on_what_was_deleted_is_not_done(container: Container) -> None:
+def test_waiting_tasks_of_deleted_sessions_do_nothing(container: Container) -> None:
     stored = store(container, small_trace())
     delete_session(container, stored.session)
     assert claim(container, stored.run) is None
@@ -115,7 +115,7 @@ def test_a_deleted_job_takes_everything_along_and_its_name_is_free(container: Co
     assert count_reports(container) == 2
 
 
-def test_what_a_killed_sweeper_left_the_next_one_takes_away(container: Container) -> None:
+def test_the_next_sweeper_deletes_what_a_killed_one_left(container: Container) -> None:
     stored = _analyzed(container)
     delete_session(container, stored.session)
     # A transaction of the first sweeper is interrupted.

@@ -115,7 +115,7 @@ def test_over_the_size_the_oldest_go_and_pinned_ones_stay(container: Container) 
     assert read(container, uses_of)["traces"].bytes == 2 * one
 
 
-def test_what_rules_would_take_away_is_counted_before(container: Container) -> None:
+def test_the_effect_of_rules_is_counted_before(container: Container) -> None:
     _analyzed(container, days=40)
     pinned = _analyzed(container, days=40)
     pin_session(container, pinned.session, pinned=True)
@@ -129,7 +129,7 @@ def test_what_rules_would_take_away_is_counted_before(container: Container) -> N
     assert _pass(container) == sum(losses.values())
 
 
-def test_what_is_under_way_stays(container: Container) -> None:
+def test_unfinished_sessions_are_kept(container: Container) -> None:
     stored = store(container, small_trace())
     with container.uow() as tx:
         tx.session.execute(update(Session).values(received_at=tx.now - timedelta(days=99)))
@@ -206,7 +206,7 @@ def _told(container: Container, days: float) -> None:
             )
 
 
-def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> None:
+def test_old_deliveries_are_deleted_except_the_last_one(container: Container) -> None:
     _told(container, 31)
     assert keep_to_rules(container) == 2
     with container.reading() as tx:

@@ -47,7 +47,7 @@ def page(client: httpx.Client, path: str) -> Element:
     return parse(answer.text)
 
 
-def test_a_fix_that_helped_is_held_against_what_was_predicted(
+def test_the_gain_of_a_fix_is_compared_with_its_prediction(
     container: Container, client: httpx.Client
 ) -> None:
     a = analyzed(container, trace(1.8))
@@ -149,7 +149,7 @@ def test_without_a_verdict_only_the_metadata_are_compared(
     assert "session 2 is discarded" in found.text
 
 
-def test_what_is_not_there_cannot_be_compared(container: Container, client: httpx.Client) -> None:
+def test_an_unknown_session_cannot_be_compared(container: Container, client: httpx.Client) -> None:
     a = analyzed(container, trace())
     for query in (f"a={a}&b={uuid.uuid4()}", f"a={a}", "a=x&b=y", f"incident={uuid.uuid4()}"):
         assert client.get(f"/compare?{query}").status_code == 404

@@ -71,7 +71,7 @@ def test_a_time_without_sessions_says_so(container: Container, client: httpx.Cli
     assert "Choose two sessions" in page(client, "/compare/times").one("h1").text
 
 
-def test_what_an_address_leaves_out_is_a_week() -> None:
+def test_an_address_without_a_time_means_a_week() -> None:
     (first, end), (begin, last) = bounds_of(("", "", "", ""), NOW)
     assert (last, begin, end, first) == (NOW, NOW - USUAL, NOW - USUAL, NOW - 2 * USUAL)
     asked = ("2026-11-02T00:00", "2026-11-01T00:00", "nonsense", "")

@@ -92,7 +92,7 @@ def test_one_clear_report_is_enough_to_plan_and_to_withdraw(
     assert states(container) == [(1, "semi", "withdrawn"), (2, "none", "in_force")]
 
 
-def test_what_ranks_computed_indeed_frees_their_times_of_the_plan(
+def test_reported_shares_remove_the_plan_from_measured_times(
     container: Container, job: TrainingJob
 ) -> None:
     job.report(*SLOW, steps=2)
@@ -137,7 +137,7 @@ def test_a_job_that_was_not_switched_gets_advice_alone(
     assert states(container) == [(1, "semi", "advised")]
 
 
-def test_what_the_job_s_own_code_forbids_stays_advice(job: TrainingJob) -> None:
+def test_a_plan_that_the_job_forbids_stays_advice(job: TrainingJob) -> None:
     job.says["apply"] = False
     plan = job.report(*SLOW, steps=2)
     assert plan is not None
@@ -246,7 +246,7 @@ def test_a_plan_does_not_outlive_its_attempt(container: Container, job: Training
     assert job.known == 1
 
 
-def test_who_waits_is_told_at_once(job: TrainingJob) -> None:
+def test_a_waiting_job_gets_a_new_plan_at_once(job: TrainingJob) -> None:
     found: list[httpx.Response] = []
 
     def wait() -> None:
@@ -315,7 +315,7 @@ def test_no_number_is_refused_with_its_place(job: TrainingJob) -> None:
     assert job.client.post(f"{job.address}/timings", content=body).status_code == 202
 
 
-def test_what_there_is_not(job: TrainingJob) -> None:
+def test_unknown_jobs_groups_and_attempts_are_refused(job: TrainingJob) -> None:
     nowhere = TrainingJob(job.client, name="other")
     assert nowhere.ask().status_code == 404
     assert nowhere.switch("apply").status_code == 404

@@ -89,7 +89,7 @@ def test_a_replacement_is_weighed_against_the_restart_that_it_costs(
     assert "The job’s last restart took this long" in planned
 
 
-def test_what_there_is_not_has_a_page_that_says_so(client: httpx.Client) -> None:
+def test_an_unknown_group_has_a_page_that_says_so(client: httpx.Client) -> None:
     TrainingJob(client).report(*HEALTHY)
     for address in ("other/tensor", "llm/tensor/9-9"):
         answer = client.get(f"/jobs/{address}")

@@ -43,7 +43,7 @@ def test_reporting_takes_ingest_and_switching_takes_operate(company: Company) ->
         assert job.send(*HEALTHY).status_code == 403
 
 
-def test_who_switched_stands_in_the_audit_log_whatever_they_call_themselves(
+def test_the_audit_log_names_the_account_that_switched(
     company: Company,
 ) -> None:
     with company.client(company.token(Right.INGEST)) as client:

@@ -54,6 +54,6 @@ def test_numbers_that_json_does_not_have_are_refused(value: float) -> None:
         to_json({"a": value})
 
 
-def test_what_is_no_document_is_refused() -> None:
+def test_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(TypeError, match="a set is not JSON"):
         to_json({"a": {1}})

@@ -21,7 +21,7 @@ def test_results_are_in_the_order_of_the_parts(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_a_part_raises_is_raised(threads: int) -> None:
+def test_an_exception_of_a_part_is_raised(threads: int) -> None:
     def divide(part: int) -> float:
         return 1 / part
 

@@ -35,7 +35,7 @@ def test_the_default_seeds_are_unseen_and_soak_keeps_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_jobs_of_seeds_that_the_rules_were_made_on_are_told() -> None:
+def test_jobs_of_seeds_that_the_rules_were_made_on_are_named() -> None:
     told = "1 of them are of seeds below 1,000,000, on which the rules were made"
     assert list(lines(run(1, 1, processes=1)))[1] == told
     assert list(lines(run(HELD_OUT, 1, processes=1)))[1] == ""

@@ -90,7 +90,7 @@ def test_a_folder_that_synth_wrote_is_analyzed_too(tmp_path: Path) -> None:
     assert folder.stdout == alone.stdout
 
 
-def test_what_is_left_out_is_said_with_its_remedy(tmp_path: Path) -> None:
+def test_unmapped_operations_are_named_with_the_remedy(tmp_path: Path) -> None:
     file = two_stages(0)
     file.add("gloo:all_reduce", 5, 10)
     (tmp_path / "rank0.json").write_bytes(file.body())

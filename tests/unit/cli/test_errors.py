@@ -3,7 +3,7 @@ from __future__ import annotations
 from app.errors import Fault, InvalidTraceError, lines_of
 
 
-def test_a_refusal_of_one_fault_stands_once_with_its_place() -> None:
+def test_a_refusal_of_one_fault_is_printed_once_with_its_place() -> None:
     fault = Fault("wrong_type", "the ts is no time", row=7, column="ts")
     error = InvalidTraceError("the ts is no time (row 7)", code="trace.wrong_type", faults=(fault,))
     assert list(lines_of(error)) == [
@@ -11,7 +11,7 @@ def test_a_refusal_of_one_fault_stands_once_with_its_place() -> None:
     ]
 
 
-def test_what_a_refusal_does_not_say_stands_below_it() -> None:
+def test_details_of_a_refusal_are_printed_below_it() -> None:
     faults = (Fault("null", "x is null", line=3), Fault("null", "y is null", line=4, column="y"))
     error = InvalidTraceError("rank0.json: x is null", code="trace.null", faults=faults)
     assert list(lines_of(error)) == [

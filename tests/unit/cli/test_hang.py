@@ -64,7 +64,7 @@ def test_the_line_of_code_of_a_culprit_is_told_where_its_stack_is_known(
     assert "secret" not in out
 
 
-def test_what_is_no_stack_is_refused_with_its_place(dumps: Path) -> None:
+def test_an_invalid_stack_file_is_refused_with_its_place(dumps: Path) -> None:
     (dumps / "stack_3.json").write_text('[{"frames": [{"name": "f"}]}]')
     with pytest.raises(InvalidTraceError, match=r"no dump of py-spy: 0\.frames\.0\.") as refused:
         judge_files([dumps], as_json=False)

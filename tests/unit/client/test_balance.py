@@ -209,7 +209,7 @@ def test_a_cost_of_equal_token_counts_has_no_negative_price() -> None:
         lambda: Cost.fit([]),
     ],
 )
-def test_what_cannot_be_is_refused(wrong: object) -> None:
+def test_impossible_arguments_are_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(ValueError, match=r"\w"):
         wrong()

@@ -118,7 +118,7 @@ def test_waits_double_up_to_the_longest() -> None:
         assert longest / 2 <= policy.wait_s(attempt) <= longest
 
 
-def test_what_the_training_draws_at_random_stays_what_it_was(receiver: Receiver) -> None:
+def test_the_training_s_random_numbers_stay_the_same(receiver: Receiver) -> None:
     receiver.answers = [Answer(status=503, document={})] * 3
     random.seed(7)
     before = random.getstate()
@@ -152,7 +152,7 @@ def test_the_token_of_the_environment_is_shown(
         (503, Fate.AGAIN),
     ],
 )
-def test_what_may_become_of_a_body_follows_from_the_status(
+def test_the_fate_of_a_body_follows_from_the_status(
     receiver: Receiver, status: int, fate: Fate
 ) -> None:
     receiver.answers = [Answer(status=status, document={})]

@@ -104,7 +104,9 @@ def test_a_device_is_read_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.handles == [UUID.encode()]
 
 
-def test_what_a_device_does_not_support_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_a_device_does_not_support_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driver = Driver("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetPowerUsage")
     reading = driven(monkeypatch, driver).read()
     assert reading is not None

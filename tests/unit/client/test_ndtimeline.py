@@ -87,7 +87,7 @@ def test_a_session_is_sent_when_a_chunk_ends_with_its_last_step(
     }  # fmt: skip
 
 
-def test_what_does_not_share_its_steps_evenly_is_left_out_with_a_warning(
+def test_operations_that_steps_do_not_share_evenly_are_left_out_with_a_warning(
     handler: PacelineNDHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "paceline_client"):

@@ -251,7 +251,7 @@ def test_operations_after_the_end_are_dropped_and_counted(receiver: Receiver) ->
     assert recorder.outcome().dropped == 1
 
 
-def test_a_refusal_is_told_and_logged_and_raises_nothing(
+def test_a_refusal_is_returned_and_logged_and_raises_nothing(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [Answer(status=422, document={"code": "trace.invalid", "detail": "no rows"})]

@@ -205,7 +205,7 @@ def test_after_a_refusal_nothing_more_is_sent_or_kept(
     assert spool is None or spool.waiting() == []
 
 
-def test_what_was_taken_is_held_no_longer_and_a_late_operation_is_in_a_later_body() -> None:
+def test_a_sent_body_is_released_and_a_late_operation_is_in_the_next_one() -> None:
     body = SessionBody(1 << 20)
     buffer = OperationBuffer(10_000)
 
@@ -259,7 +259,7 @@ def test_the_chunks_of_a_session_go_together(receiver: Receiver, tmp_path: Path)
     assert spool.waiting() == []
 
 
-def test_what_is_refused_of_them_goes_and_what_may_be_later_stays(
+def test_refused_bodies_are_dropped_and_the_others_are_sent_later(
     receiver: Receiver, tmp_path: Path
 ) -> None:
     receiver.answers = [outcomes(202, 422, 429)]

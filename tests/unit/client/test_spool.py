@@ -69,7 +69,7 @@ def test_a_file_that_is_no_share_is_left_alone(tmp_path: Path) -> None:
         assert claimed is None
 
 
-def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_an_impossible_folder_raises_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"exists|directory"):
         Spool(tmp_path / "file").put(HERE, b"")

@@ -101,7 +101,7 @@ def test_one_value_that_does_not_fit_is_enough(assignment: str, path: str) -> No
     assert path in done.stderr
 
 
-def test_what_is_always_given_is_asked_for(defaults: dict[str, Any]) -> None:
+def test_values_that_are_always_set_are_required(defaults: dict[str, Any]) -> None:
     done = template()
 
     assert done.returncode != 0

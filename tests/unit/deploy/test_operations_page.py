@@ -23,11 +23,11 @@ PROGRAM: Final = "/opt/paceline/bin/paceline"
 
 _CHART: Final = "tests/unit/deploy/test_chart.py::test_every_manifest_fits_the_schema_of_its_kind"
 _DOCTOR: Final = (
-    "tests/integration/installation/test_surroundings.py::test_what_is_as_it_has_to_be_is_well"
+    "tests/integration/installation/test_surroundings.py::test_correct_surroundings_are_ready"
 )
 _ANALYZE: Final = "tests/integration/retention/test_api.py::test_the_commands_do_the_same"
 _RULES: Final = (
-    "tests/integration/retention/test_command.py::test_what_is_kept_is_shown_and_changed"
+    "tests/integration/retention/test_command.py::test_retention_rules_are_shown_and_changed"
 )
 _BLOBS: Final = (
     "tests/integration/platform/blobs/test_processes.py"
@@ -64,13 +64,13 @@ TRIED: Final = {
     "kubectl --namespace paceline exec": _DOCTOR,
     "helm": _CHART,
     "OTEL_": "tests/integration/installation/test_telemetry.py"
-    "::test_what_the_environment_says_is_used_or_named",
+    "::test_variables_of_the_environment_are_used_or_named_as_unused",
     "curl -s http://127.0.0.1:8765/readyz": _CI,
     "python -m workers.health": "tests/integration/test_worker_health.py"
     "::test_the_command_that_the_container_runs_says_so_by_its_status",
     "paceline retention": _RULES,
     "paceline retention run": "tests/integration/retention/test_command.py"
-    "::test_a_run_takes_away_what_is_over_the_rules_with_its_bytes",
+    "::test_a_run_deletes_rows_beyond_the_rules_with_their_bytes",
     "PACELINE_BLOB_": _BLOBS,
     "AWS_": _BLOBS,
     "paceline blobs": _BLOBS,
@@ -109,7 +109,7 @@ def test_each_command_of_the_page_is_tried() -> None:
     assert unused == []
 
 
-def test_what_tries_them_is_there() -> None:
+def test_the_tests_of_the_steps_exist() -> None:
     page = PAGE.read_text()
     for tried in set(TRIED.values()):
         if tried == _BY_HAND:

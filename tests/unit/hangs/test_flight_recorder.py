@@ -85,7 +85,9 @@ def test_groups_that_no_dump_lists_have_the_ranks_that_used_them() -> None:
         ),
     ],
 )
-def test_what_is_no_dump_is_refused_with_its_place(body: bytes, code: str, words: str) -> None:
+def test_a_file_that_is_no_dump_is_refused_with_its_place(
+    body: bytes, code: str, words: str
+) -> None:
     with pytest.raises(InvalidTraceError, match=words) as refused:
         read_dump(body)
     assert refused.value.stable_code == code
@@ -137,7 +139,7 @@ def test_values_that_are_shared_are_not_read_over_and_over() -> None:
         read_dump(pickle.dumps(dump, protocol=2))
 
 
-def test_what_is_over_is_not_kept() -> None:
+def test_finished_collectives_are_not_kept() -> None:
     dump = HANGING.dumps()[0]
     over = {**dump["entries"][0], "state": "completed", "retired": True}
     dump["entries"] = [over] * 100_000 + dump["entries"]

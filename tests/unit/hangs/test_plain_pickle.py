@@ -57,7 +57,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_what_would_call_something_is_refused_by_opcode_and_offset(protocol: int) -> None:
+def test_a_pickle_that_calls_something_is_refused_by_opcode_and_offset(protocol: int) -> None:
     body = pickle.dumps({"entries": [Hostile()]}, protocol=protocol)
     with pytest.raises(InvalidTraceError, match=r"opcode (STACK_)?GLOBAL at byte \d+") as refused:
         plain_pickle(body)

@@ -62,7 +62,7 @@ def test_a_recorders_dump_with_the_same_first_key_is_another_kind() -> None:
     assert not is_ras(b'{"nccl_version": "2.28.3", "pg_config": {"0": {"communicators": 1}}}')
 
 
-def test_what_is_damaged_is_refused_with_its_place() -> None:
+def test_a_damaged_file_is_refused_with_its_place() -> None:
     document = ras(Hanging(8, ROUNDS))
     document["communicators"][1]["ranks"][0]["rank"] = -1
     with pytest.raises(InvalidTraceError, match=r"communicators\.1\.ranks\.0\.rank") as refused:

@@ -23,7 +23,7 @@ QUICK = Level(1.0, slow=False)
         ([SLOW], [], Outcome.OPEN),
     ],
 )
-def test_a_repair_helped_where_what_was_slow_is_not_any_more(
+def test_a_repair_helped_if_the_slowness_is_gone(
     before: list[Level], after: list[Level], outcome: Outcome
 ) -> None:
     assert judge(before, after).outcome is outcome

@@ -249,7 +249,7 @@ def test_high_values_escalate_once_and_take_the_acknowledgement_back() -> None:
     assert job.only().severity == "critical"
 
 
-def test_what_costs_a_lot_each_hour_escalates_however_small_its_share() -> None:
+def test_a_large_loss_per_hour_escalates_however_small_its_share() -> None:
     job = Job(slow_rule(escalation=Escalation(at_least=1.5, gpu_hours_per_hour=100)))
     large = replace(session(2, 1.2), gpus=600)
     assert large.lost_each_hour == pytest.approx(100)
@@ -259,7 +259,7 @@ def test_what_costs_a_lot_each_hour_escalates_however_small_its_share() -> None:
     assert job.only().severity == "critical"
 
 
-def test_what_is_not_acknowledged_escalates_with_time() -> None:
+def test_an_unacknowledged_incident_escalates_with_time() -> None:
     job = Job(slow_rule(escalation=Escalation(after_minutes=20)))
     job.come(session(1, 1.2), session(2, 1.2))
     fired = job.history[-1].received_at
@@ -268,14 +268,14 @@ def test_what_is_not_acknowledged_escalates_with_time() -> None:
     assert told(job.look(fired + timedelta(minutes=90))) == []
 
 
-def test_what_was_acknowledged_in_time_does_not_escalate_with_time() -> None:
+def test_an_incident_acknowledged_in_time_does_not_escalate_with_time() -> None:
     job = Job(slow_rule(escalation=Escalation(after_minutes=20)))
     job.come(session(1, 1.2), session(2, 1.2))
     job.update(acknowledge(job.only(), "ann"))
     assert told(job.look(job.history[-1].received_at + timedelta(hours=9))) == []
 
 
-def test_a_silence_ends_and_tells_of_what_is_still_there() -> None:
+def test_an_incident_that_outlasts_its_silence_fires_again() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2), session(2, 1.2))
     until = job.history[-1].received_at + timedelta(hours=2)
@@ -286,7 +286,7 @@ def test_a_silence_ends_and_tells_of_what_is_still_there() -> None:
     assert job.only().state is IncidentState.FIRING
 
 
-def test_what_comes_back_during_its_silence_stays_silent() -> None:
+def test_an_incident_that_recurs_during_its_silence_stays_silent() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2), session(2, 1.2))
     until = START + 100 * EVERY
@@ -296,7 +296,7 @@ def test_what_comes_back_during_its_silence_stays_silent() -> None:
     assert job.only(IncidentState.SILENCED).id != job.only(IncidentState.RESOLVED).id
 
 
-def test_what_was_resolved_must_hold_anew_before_it_fires() -> None:
+def test_a_resolved_condition_must_hold_anew_before_it_fires() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2), session(2, 1.2))
     now = job.history[-1].received_at

@@ -66,18 +66,18 @@ def test_a_quiet_group_waits_and_a_lively_one_keeps_its_interval() -> None:
     assert next_flush(TIMING, START, LONG_AGO, None) == START + TIMING.group_wait
 
 
-def test_another_transition_does_not_put_off_what_is_due() -> None:
+def test_another_transition_does_not_delay_a_due_message() -> None:
     soon = START + timedelta(seconds=3)
     assert next_flush(TIMING, START, None, soon) == soon
 
 
-def test_what_ends_before_it_was_told_is_never_told() -> None:
+def test_an_incident_that_ends_unsent_makes_no_message() -> None:
     content = content_for([incident(1, IncidentState.RESOLVED)], audience())
     assert content == Content()
     assert not due([incident(1, IncidentState.RESOLVED)], audience())
 
 
-def test_pending_and_silenced_incidents_are_not_told() -> None:
+def test_pending_and_silenced_incidents_make_no_message() -> None:
     assert not due(
         [incident(1, IncidentState.PENDING), incident(2, IncidentState.SILENCED)], audience()
     )
@@ -89,7 +89,7 @@ def test_a_new_incident_is_news_and_the_same_one_is_not() -> None:
     assert due([incident(1), incident(2)], audience(sent(firing(1))))
 
 
-def test_what_was_told_is_told_to_be_over_and_only_once() -> None:
+def test_the_end_of_a_sent_incident_is_sent_once() -> None:
     over = [incident(1, IncidentState.RESOLVED)]
     told = audience(sent(firing(1)))
     content = content_for(over, told)
@@ -98,7 +98,7 @@ def test_what_was_told_is_told_to_be_over_and_only_once() -> None:
     assert not due(over, audience(sent(firing(1)), Sent(START, content, delivered=True)))
 
 
-def test_what_a_channel_may_have_heard_is_told_to_be_over() -> None:
+def test_the_end_is_sent_for_every_incident_that_may_have_been_sent() -> None:
     tried = audience(sent(firing(1), delivered=False, counts=False))
     assert due([incident(1, IncidentState.RESOLVED)], tried)
 
@@ -109,7 +109,7 @@ def test_a_refused_message_is_not_tried_again_at_every_look_but_in_time() -> Non
     assert due([incident(1)], refused, TIMING.repeat_interval)
 
 
-def test_what_still_fires_is_repeated_but_not_what_was_acknowledged() -> None:
+def test_firing_incidents_are_repeated_but_not_acknowledged_ones() -> None:
     told = audience(sent(firing(1)))
     assert not due([incident(1)], told, TIMING.repeat_interval - timedelta(seconds=1))
     assert due([incident(1)], told, TIMING.repeat_interval)
@@ -125,7 +125,7 @@ def test_an_acknowledgement_is_news_where_it_is_shown() -> None:
     assert due(acknowledged, audience(sent(firing(1)), style=DeliveryStyle(acknowledgements=True)))
 
 
-def test_no_data_hides_nothing_of_what_fires() -> None:
+def test_missing_data_hides_no_firing_incident() -> None:
     silent = incident(2, cause=NO_DATA_CAUSE)
     assert visible([incident(1), silent]) == [incident(1), silent]
     content = content_for([incident(1), silent], audience(sent(firing(1))))
@@ -133,7 +133,7 @@ def test_no_data_hides_nothing_of_what_fires() -> None:
     assert (content.resolved, content.withheld) == ((), ())
 
 
-def test_what_ends_while_it_is_withheld_is_told_to_be_over() -> None:
+def test_the_end_of_a_withheld_incident_is_sent() -> None:
     withheld = content_for(
         [incident(1, IncidentState.SILENCED), incident(2)], audience(sent(firing(1), firing(2)))
     )
@@ -142,5 +142,5 @@ def test_what_ends_while_it_is_withheld_is_told_to_be_over() -> None:
     assert [item.incident.int for item in over.resolved] == [1]
 
 
-def test_a_channel_that_was_enabled_again_hears_of_everything() -> None:
+def test_a_channel_that_is_enabled_again_gets_everything() -> None:
     assert due([incident(1)], audience(sent(firing(1), counts=False)))

@@ -97,7 +97,7 @@ def test_the_table_has_nothing_that_no_test_expects() -> None:
     assert len(TRANSITIONS) == sum(len(row) for row in EXPECTED.values())
 
 
-def test_a_reopened_incident_stands_as_it_stood_before() -> None:
+def test_a_reopened_incident_has_its_earlier_state() -> None:
     firing = incident(IncidentState.FIRING)
     pending = incident(IncidentState.PENDING)
     for before in (firing, pending, acknowledge(firing, "ann"), silence(firing, ORDER)):
@@ -107,7 +107,7 @@ def test_a_reopened_incident_stands_as_it_stood_before() -> None:
     assert reopen(over, LATER).state is IncidentState.FIRING
 
 
-def test_what_its_rules_ended_is_not_reopened() -> None:
+def test_an_incident_that_its_rules_ended_is_not_reopened() -> None:
     over = clear(incident(IncidentState.FIRING), START, "its condition no longer holds")
     with pytest.raises(ConflictError) as refused:
         reopen(over, LATER)

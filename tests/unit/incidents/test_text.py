@@ -116,7 +116,7 @@ def test_where_the_headline_is_s_it_is_called_s() -> None:
     assert lines_of(alert, START).summary.endswith("The job is 1.29× slower than ideal.")
 
 
-def test_a_regression_says_against_what() -> None:
+def test_a_regression_names_its_baseline() -> None:
     fields = dict(lines_of(replace(ALERT, cause="regression", value=0.062), START).fields)
     assert fields["Against baseline"] == "steps take 6.2\N{NO-BREAK SPACE}% longer"
 
@@ -152,7 +152,7 @@ def test_no_data_says_since_when() -> None:
     assert (lines.summary, lines.fields[0][0]) == ("No data", "No session since")
 
 
-def test_what_is_over_is_not_to_be_acknowledged() -> None:
+def test_the_text_of_a_resolved_incident_does_not_offer_acknowledging() -> None:
     over = replace(ALERT, status=Status.RESOLVED, resolved_at=START, why_resolved="a session came")
     words = _words(over)
     assert words.startswith("[RESOLVED] llm")

@@ -32,7 +32,7 @@ def test_many_who_ask_at_once_and_soon_after_get_one_answer() -> None:
     assert threading.get_ident() not in calls
 
 
-def test_what_fails_is_asked_again() -> None:
+def test_a_failed_check_is_repeated() -> None:
     answers: list[int | None] = [1, None]
 
     def find() -> int:

@@ -31,7 +31,7 @@ def stored(path: Path) -> tuple[bytes, object]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
-def test_what_is_stored_opens_and_says_the_same(path: Path) -> None:
+def test_a_stored_plan_opens_unchanged(path: Path) -> None:
     blob, headline = stored(path)
     result = unpack_result(blob)
     assert to_json(result, compact=True).encode() == zstandard.decompress(blob)

@@ -94,7 +94,7 @@ def test_broker_that_comes_back_is_used_again(
     assert dispatcher.healthy
 
 
-def test_closing_sends_what_waits(dispatcher: Dispatcher, broker: Broker) -> None:
+def test_closing_sends_waiting_messages(dispatcher: Dispatcher, broker: Broker) -> None:
     ids = _publish(dispatcher, 50)
     dispatcher.close()
     assert broker.sent == ids

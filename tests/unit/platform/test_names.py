@@ -47,5 +47,5 @@ def test_names_of_one_script_and_latin_next_to_east_asian_ones_are_plain(name: s
         ("\u212bngström", "has a character that Unicode writes in another way"),
     ],
 )
-def test_what_looks_like_another_name_is_said(name: str, said: str) -> None:
+def test_a_name_that_looks_like_another_is_reported(name: str, said: str) -> None:
     assert lookalike(name) == said

@@ -21,7 +21,7 @@ def test_waits_grow_up_to_two_hours(attempt: int, wait_s: float) -> None:
 
 
 @given(attempt=st.integers(2, 100), jitter=st.floats(0, 1))
-def test_what_failed_together_does_not_come_back_together(attempt: int, jitter: float) -> None:
+def test_retries_of_simultaneous_failures_are_spread(attempt: int, jitter: float) -> None:
     base_s = DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
     wait = wait_before(attempt, jitter, NEW, None)
     assert wait is not None

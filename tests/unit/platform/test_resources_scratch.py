@@ -34,7 +34,7 @@ def test_it_is_removed_with_all_that_is_in_it() -> None:
     assert not scratch.path.exists()
 
 
-def test_what_a_killed_process_left_is_swept_and_what_is_in_use_stays(temporary: Path) -> None:
+def test_files_of_a_killed_process_are_deleted_and_those_in_use_are_kept(temporary: Path) -> None:
     mine = Scratch()
     with subprocess.Popen(  # noqa: S603 - the test's own
         [sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True

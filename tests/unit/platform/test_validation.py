@@ -67,7 +67,7 @@ def test_each_fault_has_its_code_its_path_and_a_sentence() -> None:
     ]
 
 
-def test_what_is_no_document_has_no_path() -> None:
+def test_a_fault_of_the_whole_document_has_no_path() -> None:
     ((code, path, message),) = found([1])
     assert (code, path) == ("bad_type", "")
     assert message.startswith("the document must be")
@@ -116,7 +116,7 @@ def test_numbers_are_read_as_yaml_and_json_write_them(value: object, read: float
 
 
 @pytest.mark.parametrize("value", [True, None, "x", "nan", "inf", [], 10**400])
-def test_what_is_no_number_is_refused(value: object) -> None:
+def test_a_value_that_is_no_number_is_refused(value: object) -> None:
     assert found({"rows": [{"size": value}]})[0][:2] == ("bad_type", "rows[0].size")
 
 

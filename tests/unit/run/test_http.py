@@ -26,7 +26,7 @@ def test_a_taken_port_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 - only asked about
-def test_others_can_reach_what_is_not_a_loopback_address(host: str) -> None:
+def test_hosts_that_are_no_loopback_address_are_reachable_by_others(host: str) -> None:
     assert reachable_by_others(Settings(host=host, port=0))
 
 

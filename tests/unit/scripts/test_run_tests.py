@@ -55,7 +55,7 @@ def test_a_test_that_fails_among_others_only_is_repeated_and_named(tmp_path: Pat
     assert done.stdout.splitlines()[-1].split(" in ")[0].strip("= ") == "1 passed"
 
 
-def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
     done = run_tests(tmp_path, "def test_wrong():\n    assert False\n")
 
     assert done.returncode == 1

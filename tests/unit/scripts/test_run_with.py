@@ -33,7 +33,7 @@ def run_with(first: str, second: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="of Linux")
-def test_the_second_makes_way_and_the_first_speaks_last() -> None:
+def test_the_second_yields_and_the_first_prints_last() -> None:
     done = run_with(SPEAKS, SPEAKS)
     second, first = (int(line.split()[1]) for line in done.stdout.splitlines())
     assert first == os.sched_getscheduler(0)
@@ -71,7 +71,7 @@ def run_both(directory: Path, content: str, *second: str) -> subprocess.Complete
 
 
 @pytest.mark.slow
-def test_what_fails_in_either_is_repeated_once_both_have_ended(tmp_path: Path) -> None:
+def test_failures_of_either_are_repeated_once_both_have_ended(tmp_path: Path) -> None:
     done = run_both(tmp_path, FAILS_NEXT_TO_ANOTHER, *RUN_TESTS)
 
     assert done.returncode == 0, done.stdout
@@ -81,7 +81,7 @@ def test_what_fails_in_either_is_repeated_once_both_have_ended(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
+def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
     done = run_both(tmp_path, "def test_wrong():\n    assert False\n", sys.executable, "-c", "")
 
     assert done.returncode == 1

@@ -22,7 +22,7 @@ def test_a_cause_that_is_no_longer_named_is_gone() -> None:
     }
 
 
-def test_what_costs_as_much_as_before_is_the_same() -> None:
+def test_an_unchanged_cost_is_no_change() -> None:
     slow = reports.slow_worker()
     assert {one.change for one in cause_changes(slow, slow)} == {Change.SAME}
 

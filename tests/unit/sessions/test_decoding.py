@@ -43,7 +43,7 @@ def test_a_body_is_decoded_once_and_stored_as_it_came(
 
 
 @pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
-def test_what_is_wrong_with_a_body_is_said_to_who_asks(tmp_path: Path, *, in_memory: bool) -> None:
+def test_the_fault_of_a_body_reaches_the_caller(tmp_path: Path, *, in_memory: bool) -> None:
     content = to_parquet(small_trace())[:-100]
     path = tmp_path / "body"
     path.write_bytes(content)

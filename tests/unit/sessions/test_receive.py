@@ -26,7 +26,7 @@ print(json.dumps([few, give_back(above=64 << 20), before, resident_bytes()]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_trim is glibc's")
-def test_a_large_process_gives_back_what_is_free() -> None:
+def test_a_large_process_returns_free_memory() -> None:
     run = subprocess.run(  # noqa: S603 - the test's own
         [sys.executable, "-c", DROPS], capture_output=True, text=True, check=True
     )

@@ -46,7 +46,7 @@ def test_a_session_is_prepared_once_for_all_who_ask() -> None:
     assert (prepare.count, sessions.held) == (2, 2)
 
 
-def test_of_what_does_not_fit_the_one_asked_for_longest_ago_goes() -> None:
+def test_the_least_recently_used_replay_is_dropped() -> None:
     sessions, prepare = PreparedSessions(most_bytes=2 * size_bytes()), Prepares()
     first, second, third = (uuid.uuid4() for _ in range(3))
     for blob in (first, second, first, third, first):
@@ -62,7 +62,7 @@ def test_one_that_is_too_large_is_answered_and_not_held() -> None:
     assert sessions.held == 0
 
 
-def test_what_is_no_longer_asked_for_is_let_go() -> None:
+def test_unused_replays_are_dropped() -> None:
     sessions = PreparedSessions(forgotten_after_s=0.01)
     ask(sessions, uuid.uuid4(), Prepares())
     wait_for(lambda: sessions.held == 0, "end of what is held")
@@ -89,7 +89,7 @@ def test_who_asks_waits_for_a_turn_and_not_for_ever(monkeypatch: pytest.MonkeyPa
     assert prepare.count == 1
 
 
-def test_what_cannot_be_prepared_is_said_each_time() -> None:
+def test_a_failed_preparation_raises_each_time() -> None:
     def refuse() -> Replayed:
         raise ValueError
 

@@ -85,7 +85,7 @@ def test_a_bundle_that_inserts_no_style_is_fine(tmp_path: Path) -> None:
     assert Assets(static, bundle).plotly_style == ""
 
 
-def test_modules_import_only_what_there_is() -> None:
+def test_modules_import_only_existing_modules() -> None:
     for path in (STATIC_DIR / "js").glob("*.js"):
         for imported in re.findall(r"from '(\./[^']+)'", path.read_text()):
             assert (path.parent / imported).is_file(), f"{path.name} imports {imported}"

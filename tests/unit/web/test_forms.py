@@ -49,7 +49,7 @@ def test_a_control_for_every_type() -> None:
     }
 
 
-def test_says_what_the_type_says() -> None:
+def test_fields_follow_from_their_types() -> None:
     found = {item.label: item for item in fields_of(EXAMPLE, "config", prefix="x-")}
     assert [option.value for option in found["Level"].options] == ["low", "high"]
     assert (found["Count"].minimum, found["Count"].maximum) == (1, 9)
@@ -61,7 +61,7 @@ def test_says_what_the_type_says() -> None:
     assert optional == ["People", "Labels", "Days", "Note"]
 
 
-def test_holds_what_is_stored_but_no_secret() -> None:
+def test_a_form_holds_stored_values_but_no_secret() -> None:
     stored = {
         "name": "ops",
         "people": ["Kim", "Lee"],

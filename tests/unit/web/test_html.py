@@ -15,7 +15,7 @@ def test_elements_escape_text_and_leave_out_empty_attributes() -> None:
     assert found == '<td data-row title="&#34;">&lt;<span class="note">&amp;</span></td>'
 
 
-def test_a_slowdown_stands_behind_its_color() -> None:
+def test_a_slowdown_follows_its_color() -> None:
     assert html.slowdown(1.0).endswith('fill="var(--s-100)"/></svg>1.00×')
     assert html.slowdown(None).endswith('<use href="#g-hatched"/></svg>none')
 

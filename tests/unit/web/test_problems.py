@@ -14,7 +14,7 @@ def test_senders_that_are_put_off_together_do_not_come_back_together() -> None:
     assert len(set(told)) > 50
 
 
-def test_no_one_is_told_to_come_before_the_time() -> None:
+def test_retry_after_is_never_before_the_time() -> None:
     told = {int(problem_of(BusyError("later")).headers["retry-after"]) for _ in range(200)}
     assert min(told) >= RETRY_AFTER_S
     assert len(told) > 1

@@ -73,7 +73,7 @@ def test_a_wrong_configuration_says_where_but_not_what(
     assert "SECRET" not in answer.text.replace("config.SECRET", "")
 
 
-def test_the_test_button_shows_what_the_receiver_said(
+def test_the_test_button_shows_the_receiver_s_answer(
     served: Installation, receiver: Receiver
 ) -> None:
     added = add_channel(served, receiver)

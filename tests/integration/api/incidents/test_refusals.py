@@ -37,7 +37,7 @@ def test_names_of_channels_and_rules_are_taken_once(
         ("DELETE", "alert-rules/{id}"),
     ],
 )
-def test_what_is_not_there_is_not_found(method: str, path: str, served: Installation) -> None:
+def test_unknown_ids_are_not_found(method: str, path: str, served: Installation) -> None:
     answer = served.client.request(
         method, f"{API}/{path.format(id=uuid.uuid4())}", json=None if method == "GET" else PERSON
     )

@@ -117,7 +117,7 @@ def test_an_incident_is_assigned_and_taken_back(served: Installation, alerting: 
         assert [e.detail for e in list_entries(tx, 2)] == ["to no one", "to kim"]
 
 
-def test_comments_are_kept_in_order_also_on_what_is_over(
+def test_comments_are_kept_in_order_also_on_resolved_incidents(
     served: Installation, alerting: Alerting
 ) -> None:
     alerting.slow("a")

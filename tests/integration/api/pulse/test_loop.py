@@ -134,7 +134,7 @@ def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
     assert [found for _, found in job.asked] == [record]
 
 
-def test_what_its_end_brought_is_said_with_it(installation: Installation) -> None:
+def test_the_gain_of_its_end_is_shown_with_it(installation: Installation) -> None:
     """The step time after the end is still unknown: too few steps have ended since."""
     job = Job(installation, each=3)
     job.send(NOTICED)
@@ -154,7 +154,7 @@ def test_what_its_end_brought_is_said_with_it(installation: Installation) -> Non
     )
 
 
-def test_a_session_without_it_clears_a_notice_and_no_channel_hears_of_it(
+def test_a_session_without_it_clears_a_notice_without_a_message(
     installation: Installation,
 ) -> None:
     job = Job(installation, slice(100, 200))
@@ -197,7 +197,7 @@ def test_without_a_session_it_fires_by_itself_and_says_so(installation: Installa
 
 
 @pytest.mark.slow
-def test_it_is_asked_for_again_a_few_times_where_no_session_comes(
+def test_a_session_that_does_not_come_is_requested_again_a_few_times(
     installation: Installation,
 ) -> None:
     job = Job(installation, slice(100, 200))

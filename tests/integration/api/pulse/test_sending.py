@@ -81,7 +81,7 @@ def test_a_rank_that_gets_slow_is_noticed_while_bodies_come(installation: Instal
     assert found["counts"] == {}
 
 
-def test_what_the_gpu_of_a_slow_rank_says_is_told_with_its_notice(
+def test_a_notice_shows_the_gpu_readings_of_the_slow_rank(
     installation: Installation,
 ) -> None:
     job, truth = slow_job()

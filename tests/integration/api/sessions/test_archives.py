@@ -90,7 +90,9 @@ def test_the_report_of_an_archive_is_that_of_the_command_line(
         *("application/octet-stream", "application/x-www-form-urlencoded"),
     ],
 )
-def test_the_bytes_say_what_it_is(installation: Installation, content_type: str) -> None:
+def test_an_archive_is_recognized_by_its_bytes(
+    installation: Installation, content_type: str
+) -> None:
     body = forms(recordings())["traces.tar.gz"]
     answer = installation.post(body, params={}, headers={"Content-Type": content_type})
     assert answer.status_code == 202
@@ -146,7 +148,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_is_no_session_is_refused_and_leaves_nothing(
+def test_an_archive_without_a_session_is_refused_and_leaves_nothing(
     installation: Installation, name: str
 ) -> None:
     body, status, code = REFUSED[name]

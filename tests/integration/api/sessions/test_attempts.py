@@ -67,7 +67,7 @@ def test_a_new_start_comes_after_the_attempts_that_sessions_named(
         ("%20", {"run_id": "a"}),
     ],
 )
-def test_what_cannot_be_a_run_is_refused(
+def test_an_impossible_run_is_refused(
     installation: Installation, job: str, body: dict[str, object]
 ) -> None:
     answer = installation.client.post(f"/api/v1/jobs/{job}/attempts", json=body)

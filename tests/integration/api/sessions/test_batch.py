@@ -42,7 +42,7 @@ def test_a_batch_is_the_session_that_its_chunks_make_alone(installation: Install
     assert chunks.report(installation, together)[0] == chunks.report(installation, alone)[0]
 
 
-def test_what_is_refused_of_a_batch_costs_itself_alone(installation: Installation) -> None:
+def test_a_refused_part_of_a_batch_does_not_affect_the_others(installation: Installation) -> None:
     good = [(str(rank), 0, chunks.rank_body(rank)) for rank in range(4)]
     assert outcomes(send(installation, *good[:2])) == [(202, None)] * 2
     sent = [good[0], ("1", 0, chunks.rank_body(5)), ("stray", 0, b"rubbish"), *good[2:]]

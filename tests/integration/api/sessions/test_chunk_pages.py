@@ -53,7 +53,7 @@ def test_an_open_session_shows_how_far_it_has_come(installation: Installation) -
     assert [entry["id"] for entry in listed["sessions"]] == [session]
 
 
-def test_a_page_says_what_waits_and_names_what_was_refused(installation: Installation) -> None:
+def test_a_page_shows_waiting_and_refused_chunks(installation: Installation) -> None:
     first = put(installation, "0")
     put(installation, "1", body=b"PAR1 rubbish")
     url = f"/sessions/{first.json()['session']}"
@@ -62,7 +62,7 @@ def test_a_page_says_what_waits_and_names_what_was_refused(installation: Install
     assert "1 chunk: 1/0 (trace." in text_of(installation, url)
 
 
-def test_the_report_names_producers_and_what_was_dropped(installation: Installation) -> None:
+def test_the_report_names_producers_and_dropped_chunks(installation: Installation) -> None:
     pieces = chunks.parquet_pieces(bodies.trace())
     for producer, number, body in [*pieces, ("late", 0, pieces[4][2])]:
         sent = put(installation, producer, number, body)

@@ -77,7 +77,7 @@ def test_a_refused_chunk_spoils_nothing_and_is_named(installation: Installation)
     assert page["coverage"]["chunks"]["refused_chunks"] == 1
 
 
-def test_a_refusal_is_told_to_its_producer_alone_with_its_next_chunk(
+def test_only_the_producer_of_a_refused_chunk_learns_of_it_with_its_next_one(
     installation: Installation,
 ) -> None:
     put(installation, "0")
@@ -104,7 +104,7 @@ def test_refused_bytes_are_refused_again_and_others_take_their_place(
     assert put(installation, "1").status_code == 200
 
 
-def test_what_waits_is_known_by_its_bytes(installation: Installation) -> None:
+def test_waiting_chunks_are_compared_by_their_bytes(installation: Installation) -> None:
     first = put(installation, "0")
     assert [put(installation, "1").status_code for _ in range(2)] == [202, 200]
     other = put(installation, "1", body=chunks.rank_body(2))

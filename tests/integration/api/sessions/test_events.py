@@ -90,7 +90,9 @@ def move(installation: Installation, session: str, state: str) -> None:
         tx.session.connection().execute(text(f"NOTIFY paceline_session, '{session}'"))
 
 
-def test_a_received_session_and_its_analysis_are_told_at_once(installation: Installation) -> None:
+def test_a_received_session_and_its_analysis_are_announced_at_once(
+    installation: Installation,
+) -> None:
     with events(installation, FLEET) as stream:
         session = installation.post().json()["session"]
         assert stream.next() == {"session": session, "state": "queued"}
@@ -113,7 +115,7 @@ def test_the_stream_of_a_session_starts_with_its_state_and_tells_of_no_other(
         assert stream.next() == {"session": mine, "state": "analyzing"}
 
 
-def test_every_stream_is_told(installation: Installation) -> None:
+def test_every_stream_gets_every_event(installation: Installation) -> None:
     session = installation.post().json()["session"]
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(events(installation, FLEET)) for _ in range(5)]
@@ -135,7 +137,9 @@ def test_every_stream_is_told(installation: Installation) -> None:
     wait_for(lambda: installation.metric("paceline_event_streams") == 0, "end of the streams")
 
 
-def test_a_browser_that_comes_back_is_told_what_it_missed(installation: Installation) -> None:
+def test_a_browser_that_reconnects_gets_the_events_that_it_missed(
+    installation: Installation,
+) -> None:
     missed, later = (
         installation.post(params=bodies.SIZES | {"run_id": run}).json()["session"]
         for run in ("a", "b")

@@ -156,7 +156,7 @@ def test_files_of_two_starts_are_no_session(installation: Installation) -> None:
         ({}, "file.no_trace"),
     ],
 )
-def test_what_is_no_session_is_known_before_it_is_sent(
+def test_a_folder_without_a_session_is_recognized_before_it_is_sent(
     installation: Installation, files: Files, code: str
 ) -> None:
     answer = installation.client.post("/api/v1/folders", content=listing(files))

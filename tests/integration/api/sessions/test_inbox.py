@@ -106,7 +106,7 @@ def test_an_inbox_whose_disk_is_full_says_so_and_takes_the_chunk_once_there_is_r
     assert (found["chunks"], found["refused_chunks"]) == (2, 0)
 
 
-def test_what_waits_goes_with_its_session(installation: Installation) -> None:
+def test_waiting_chunks_are_deleted_with_their_session(installation: Installation) -> None:
     first = put(installation, "0")
     put(installation, "1")
     session = first.json()["session"]

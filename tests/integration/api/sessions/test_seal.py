@@ -171,7 +171,7 @@ def test_once_a_producer_has_ended_the_others_are_not_waited_for_as_long(
     assert paused(installation, 125) == 1
 
 
-def test_what_waits_for_a_worker_keeps_a_session_from_being_sealed_by_silence(
+def test_a_session_with_waiting_chunks_is_not_sealed_for_silence(
     installation: Installation,
 ) -> None:
     put(installation, "0")
@@ -181,7 +181,7 @@ def test_what_waits_for_a_worker_keeps_a_session_from_being_sealed_by_silence(
     assert paused(installation, 121) == 1
 
 
-def test_what_waits_when_a_session_is_sealed_is_in_its_report(installation: Installation) -> None:
+def test_chunks_that_wait_at_sealing_are_in_the_report(installation: Installation) -> None:
     first = put(installation)
     for rank in chunks.RANKS[1:]:
         put(installation, rank)

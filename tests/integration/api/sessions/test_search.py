@@ -44,7 +44,7 @@ def served(installation: Installation) -> Installation:
         ("no such thing", []),
     ],
 )
-def test_words_lead_to_what_they_name(
+def test_words_find_what_they_name(
     served: Installation, words: str, expected: list[tuple[str, str]]
 ) -> None:
     assert found(served, words) == expected

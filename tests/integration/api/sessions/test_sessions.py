@@ -162,7 +162,7 @@ def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, ana
     ("params", "code"),
     [({"step": 10**6}, "step_not_analyzed"), ({"step": None, "dp": 3}, "dp_rank_unknown")],
 )
-def test_a_timeline_of_what_is_not_there_is_a_problem(
+def test_a_timeline_of_an_unknown_session_is_a_problem(
     installation: Installation, analyzed: str, params: dict[str, int | None], code: str
 ) -> None:
     steps = read(installation.container, report_document, uuid.UUID(analyzed)).steps.analyzed

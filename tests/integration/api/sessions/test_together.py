@@ -64,7 +64,7 @@ def test_a_hundred_take_as_many_statements_as_two(installation: Installation) ->
     assert hundred == two
 
 
-def test_of_two_with_one_name_and_what_is_there_nothing_is_taken_for_another(
+def test_a_chunk_of_a_used_name_with_other_bytes_is_not_stored(
     installation: Installation,
 ) -> None:
     container = installation.container

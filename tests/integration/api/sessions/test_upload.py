@@ -105,7 +105,7 @@ def test_a_session_without_a_verdict_raises_the_reason(
     assert caught.value.stable_code.startswith("trace.")
 
 
-def test_a_server_that_is_busy_is_asked_again(
+def test_an_upload_to_a_busy_server_is_repeated(
     install: Install,
     trace: Path,
     meta: Path,
@@ -140,7 +140,7 @@ def test_no_server_there_is_said(trace: Path, meta: Path) -> None:
     [Reply(404, b"nothing here"), Reply(200, b"<html>", {"Content-Type": "text/html"})],
     ids=["refusal", "page"],
 )
-def test_what_is_no_paceline_is_said(trace: Path, meta: Path, reply: Reply) -> None:
+def test_a_server_that_is_not_paceline_is_named(trace: Path, meta: Path, reply: Reply) -> None:
     with Receiver(lambda _: reply) as other, pytest.raises(ServerError) as caught:
         upload(trace, meta, server=f"http://127.0.0.1:{other.port}", job=None, wait=False)
     assert caught.value.stable_code == "server.not_paceline"

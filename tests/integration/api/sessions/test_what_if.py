@@ -61,7 +61,7 @@ def test_faults_of_a_question_are_named(installation: Installation, session: str
         (fix(op_types=["separate-grads-all-reduce"]), "absent", "changes[0].select.op_types"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_at_its_place(
+def test_an_impossible_question_is_refused_at_its_place(
     installation: Installation, session: str, question: dict[str, Any], code: str, column: str
 ) -> None:
     installation.analyze_all()

@@ -49,7 +49,7 @@ def test_a_browser_gets_a_page_and_a_program_a_document(
 
 
 @pytest.mark.parametrize("host", ["rebound.example", "10.0.0.1"])
-def test_what_a_guard_refuses_is_a_page_too(client: httpx.Client, host: str) -> None:
+def test_a_refusal_of_a_guard_is_a_page_too(client: httpx.Client, host: str) -> None:
     page = client.get("/", headers=BROWSER | {"Host": host})
     assert page.status_code == 421
     assert "<h1>This host name is not served</h1>" in page.text
@@ -62,7 +62,7 @@ def test_addresses_of_programs_have_no_pages(client: httpx.Client, path: str) ->
     assert not client.get(path, headers=BROWSER).headers["content-type"].startswith("text/html")
 
 
-def test_what_was_asked_for_is_text_in_the_page(client: httpx.Client) -> None:
+def test_the_requested_address_is_text_in_the_page(client: httpx.Client) -> None:
     page = client.get("/p/<script>alert(1)</script>/", headers=BROWSER).text
     assert not re.search(r"<script>alert", page)
 

@@ -61,13 +61,13 @@ def test_head_of_a_stream_ends(installation: Installation) -> None:
     assert installation.metric("paceline_event_streams") == 0
 
 
-def test_head_is_counted_as_what_it_is(installation: Installation) -> None:
+def test_head_is_counted_as_head(installation: Installation) -> None:
     installation.client.head("/jobs/none")
     counted = {"method": "HEAD", "route": "/jobs/{job}", "status": "404"}
     assert installation.metric("paceline_http_requests_total", **counted) == 1
 
 
-def test_methods_that_a_peer_makes_up_share_one_label(installation: Installation) -> None:
+def test_unknown_methods_share_one_label(installation: Installation) -> None:
     for number in range(20):
         assert installation.client.request(f"MADEUP{number}", "/plans").status_code == 405
     text = installation.client.get("/metrics").text

@@ -49,7 +49,7 @@ def test_bodies_rows_and_refusals_are_counted(installation: Installation) -> Non
     assert metric("paceline_ingest_refused_bytes_total") == 18
 
 
-def test_the_database_is_asked_at_each_scrape(installation: Installation) -> None:
+def test_the_database_is_queried_at_each_scrape(installation: Installation) -> None:
     metric = installation.metric
     assert metric("paceline_sessions", state="queued") == 0
     assert metric("paceline_oldest_queued_seconds") == 0

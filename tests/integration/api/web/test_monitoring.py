@@ -65,7 +65,9 @@ def told(installation: Installation) -> tuple[set[str], set[str]]:
     return names, labels
 
 
-def test_every_metric_and_label_that_is_asked_for_is_told(installation: Installation) -> None:
+def test_every_metric_and_label_in_rules_and_dashboards_is_exposed(
+    installation: Installation,
+) -> None:
     add_worker(installation, "analysis", seen_s_ago=5)
     installation.post()
     installation.post(b"certainly no trace")

@@ -70,7 +70,7 @@ def test_a_database_that_is_away_is_no_crash(installation: Installation) -> None
     assert client.get("/api/v1/sessions").status_code == 200
 
 
-def test_what_was_not_expected_is_a_problem_too(
+def test_an_unexpected_error_is_a_problem_too(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_arguments: object) -> None:

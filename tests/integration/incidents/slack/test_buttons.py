@@ -94,7 +94,7 @@ def test_the_message_says_exactly_what_is_run_and_one_click_approves_it(
     assert command in said(workspace)[0]["text"]
 
 
-def test_what_was_done_already_is_said_to_the_member_alone(workspace: Workspace) -> None:
+def test_only_the_member_learns_that_an_action_was_done_already(workspace: Workspace) -> None:
     button = told(workspace)["paceline.approve"]
     assert workspace.slack.press(button).status_code == 200
     # A second click on the button, in another signed request.
@@ -133,7 +133,7 @@ def refused(workspace: Workspace, answer: Any, status: int, code: str) -> None: 
     assert str(workspace.acting.action().state) == "asked"
 
 
-def test_what_slack_did_not_sign_is_refused(workspace: Workspace) -> None:
+def test_a_request_that_slack_did_not_sign_is_refused(workspace: Workspace) -> None:
     button = told(workspace)["paceline.approve"]
     payload = workspace.slack.payload(button)
     send = workspace.slack.send
@@ -253,7 +253,7 @@ def test_without_a_secret_a_message_links_to_the_incident_itself(workspace: Work
     assert links[-1].endswith(f"/incidents/{found.id}")
 
 
-def test_what_is_told_goes_to_no_other_host(workspace: Workspace) -> None:
+def test_replies_go_to_no_other_host(workspace: Workspace) -> None:
     button = told(workspace)["paceline.acknowledge"]
     payload = workspace.slack.payload(button, response_url=workspace.hardware.url)
     assert workspace.slack.send(payload).status_code == 200

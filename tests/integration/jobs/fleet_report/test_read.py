@@ -70,7 +70,7 @@ def test_the_trend_is_of_eight_times_of_the_same_length(container: Container) ->
     )
 
 
-def test_what_does_not_count_is_counted(container: Container) -> None:
+def test_excluded_sessions_are_counted(container: Container) -> None:
     session(container, 1.2, ago=HOUR)
     session(container, None, ago=HOUR, state="no_verdict", job="distrusted")
     session(container, None, ago=HOUR, state="failed")
@@ -81,7 +81,7 @@ def test_what_does_not_count_is_counted(container: Container) -> None:
     assert (found.jobs, found.counted_jobs, found.silent) == (2, 1, 1)
 
 
-def test_what_causes_cost_without_a_verdict_counts(container: Container) -> None:
+def test_the_cost_of_causes_without_a_verdict_counts(container: Container) -> None:
     session(container, 1.25, ago=HOUR, gpus=100)
     key = session(container, None, ago=HOUR, state="no_verdict", job="late", gpus=300)
     lost = {"data_loading": 60.0}

@@ -63,7 +63,7 @@ def test_a_note_is_written_listed_and_deleted(client: httpx.Client) -> None:
         {"text": "x", "more": 1},
     ],
 )
-def test_what_is_no_note_is_refused(client: httpx.Client, body: dict[str, object]) -> None:
+def test_an_invalid_note_is_refused(client: httpx.Client, body: dict[str, object]) -> None:
     assert client.post(NOTES, json=body).status_code == 422
 
 

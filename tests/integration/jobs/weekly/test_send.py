@@ -78,7 +78,7 @@ def notes(receiver: Receiver) -> list[dict[str, object]]:
     return [got.json for got in receiver.got if b'"kind":"note"' in got.body]
 
 
-def test_each_channel_is_told_once_a_week(container: Container, receiver: Receiver) -> None:
+def test_each_channel_gets_one_message_a_week(container: Container, receiver: Receiver) -> None:
     due = Weekly().due(_now(container))
     session(container, 1.5, ago=_now(container) - due + timedelta(hours=2), gpus=64)
     alerting = ready(container, receiver)
@@ -126,7 +126,7 @@ def test_a_killed_worker_s_summary_is_sent_by_the_next_one_under_the_same_id(
     assert row.state == "delivered"
 
 
-def test_what_fails_for_a_while_is_tried_again_with_the_same_words(container: Container) -> None:
+def test_a_failed_message_is_sent_again_with_the_same_words(container: Container) -> None:
     replies = iter((Reply(503, b"later"), Reply(200, b"ok")))
     with Receiver(lambda _: next(replies)) as receiver:
         alerting = ready(container, receiver)
@@ -141,9 +141,7 @@ def test_what_fails_for_a_while_is_tried_again_with_the_same_words(container: Co
     assert [row.state for row in summaries(container)] == ["delivered"]
 
 
-def test_what_was_due_before_the_rule_was_added_is_not_told(
-    container: Container, receiver: Receiver
-) -> None:
+def test_a_week_before_the_rule_makes_no_message(container: Container, receiver: Receiver) -> None:
     alerting = Alerting(container)
     alerting.channel(receiver)
     save_rule(container, WEEKLY, new=True)
@@ -174,7 +172,7 @@ def test_a_weekly_rule_makes_no_incident_and_selects_no_jobs(
         save_rule(container, some, new=True)
 
 
-def test_a_preview_says_what_a_lead_would_forward(container: Container) -> None:
+def test_a_preview_shows_the_message(container: Container) -> None:
     session(container, 1.5, ago=9 * DAY, gpus=64)
     session(container, 1.25, ago=DAY, gpus=64, job="costly")
     with container.reading() as tx:

@@ -132,9 +132,7 @@ def test_a_store_that_is_away_does_not_hold_the_sweeper_up(
     assert timedelta(0) < due <= timedelta(minutes=5)
 
 
-def test_what_a_restored_backup_refers_to_again_stays(
-    installation: Container, s3: S3Server
-) -> None:
+def test_bytes_that_a_restored_backup_needs_are_kept(installation: Container, s3: S3Server) -> None:
     blob = written(installation)
     old = later(installation, 2 * DAY)
     with installation.everywhere().uow() as tx:

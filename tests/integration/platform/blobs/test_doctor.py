@@ -54,7 +54,7 @@ def test_a_store_that_works_is_tried_and_left_as_it_was(
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_is_wrong_is_said_with_the_rest(
+def test_a_faulty_store_is_listed_with_the_other_parts(
     container: Container, proxy: Proxy, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with container.uow() as tx:

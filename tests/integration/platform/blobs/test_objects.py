@@ -54,9 +54,7 @@ def test_a_blob_is_one_object_below_its_project(installation: Container, s3: S3S
     assert set(s3.objects()) == {key}
 
 
-def test_what_is_small_stays_in_the_database(
-    settings: Settings, proxy: Proxy, s3: S3Server
-) -> None:
+def test_small_bytes_stay_in_the_database(settings: Settings, proxy: Proxy, s3: S3Server) -> None:
     container = build(with_store(settings, proxy.url, blob_min_bytes=1000))
     for sizes, objects in (([999], 0), ([], 0), ([500, 499], 0), ([500, 500], 1), ([5000], 2)):
         staged = container.stage(b"x" * size for size in sizes)
@@ -89,7 +87,7 @@ def test_without_the_store_it_says_what_is_missing(
         list(read_blob(tx, blob))
 
 
-def test_what_the_database_had_before_is_still_read(
+def test_bytes_from_before_in_the_database_are_still_read(
     installation: Container, container: Container
 ) -> None:
     with container.uow() as tx:
@@ -109,7 +107,7 @@ def test_a_connection_that_breaks_in_the_middle_costs_nothing(
     assert b"".join(_store(installation).read("key", size)) == b"".join(pieces)
 
 
-def test_what_is_half_sent_is_not_there(
+def test_a_half_sent_object_does_not_exist(
     installation: Container, s3: S3Server, proxy: Proxy
 ) -> None:
     def pieces() -> Iterator[bytes]:
@@ -125,7 +123,9 @@ def test_what_is_half_sent_is_not_there(
     assert s3.objects() == {}
 
 
-def test_what_fails_to_be_made_is_not_there(installation: Container, s3: S3Server) -> None:
+def test_an_object_that_fails_to_be_made_does_not_exist(
+    installation: Container, s3: S3Server
+) -> None:
     def pieces() -> Iterator[bytes]:
         yield os.urandom(20 * MIB)
         raise ValueError("no more")
@@ -135,9 +135,7 @@ def test_what_fails_to_be_made_is_not_there(installation: Container, s3: S3Serve
     assert s3.objects() == {}
 
 
-def test_lost_bytes_are_told_from_a_store_that_is_away(
-    installation: Container, proxy: Proxy
-) -> None:
+def test_lost_bytes_differ_from_an_unreachable_store(installation: Container, proxy: Proxy) -> None:
     store = _store(installation)
     with pytest.raises(LostBytesError):
         list(store.read("none", 5))

@@ -47,7 +47,7 @@ def test_connections_name_themselves_and_end_forgotten_transactions(container: C
     }
 
 
-def test_time_stands_still_within_a_transaction(container: Container) -> None:
+def test_time_is_constant_within_a_transaction(container: Container) -> None:
     with container.uow() as tx:
         first = tx.now
         tx.session.connection().execute(text("SELECT pg_sleep(0.01)"))

@@ -47,13 +47,13 @@ def test_a_query_finds_nothing_of_another_project(
             assert len(query.rows(tx.session, id=foreign.session)) == 1
 
 
-def test_what_is_returned_has_the_types_of_its_columns(other: Container, foreign: Stored) -> None:
+def test_returned_values_have_the_types_of_their_columns(other: Container, foreign: Stored) -> None:
     with other.uow() as tx:
         ((state,),) = QUERIES["columns"].rows(tx.session, id=foreign.session)
     assert state is SessionState.QUEUED
 
 
-def test_what_is_inserted_is_of_the_transactions_project(
+def test_inserted_rows_belong_to_the_transactions_project(
     container: Container, other: Container
 ) -> None:
     made = Prepared(

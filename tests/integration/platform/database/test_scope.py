@@ -126,7 +126,7 @@ AROUND_THE_CLASSES: dict[str, Executable] = {
 
 @pytest.mark.usefixtures("foreign")
 @pytest.mark.parametrize("statement", AROUND_THE_CLASSES.values(), ids=AROUND_THE_CLASSES)
-def test_what_the_project_cannot_be_added_to_is_refused(
+def test_a_statement_that_takes_no_project_is_refused(
     container: Container, statement: Executable
 ) -> None:
     with container.uow() as tx, pytest.raises(UnscopedError):
@@ -175,7 +175,7 @@ def test_blobs_are_of_one_project(container: Container, other: Container) -> Non
         assert list(read_blob(tx, blob)) == [b"secret"]
 
 
-def test_what_is_added_is_of_the_transactions_project(other: Container) -> None:
+def test_added_rows_belong_to_the_transactions_project(other: Container) -> None:
     with other.uow() as tx:
         added = Job(name="added")
         tx.session.add(added)

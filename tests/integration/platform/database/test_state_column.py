@@ -35,7 +35,7 @@ def test_a_state_is_read_as_the_member_that_was_written(container: Container) ->
         assert row.state is TaskState.QUEUED
 
 
-def test_the_database_refuses_what_is_no_state(container: Container) -> None:
+def test_the_database_refuses_an_unknown_state(container: Container) -> None:
     with container.uow() as tx:
         tx.enqueue(ANALYZE_SESSION, uuid.uuid4())
     with pytest.raises(IntegrityError, match="ck_task_run_state"), container.uow() as tx:

@@ -57,7 +57,7 @@ def test_nothing_is_published_after_a_rollback(
     assert published == []
 
 
-def test_what_is_read_is_of_one_moment(container: Container) -> None:
+def test_reads_are_of_one_moment(container: Container) -> None:
     kept = select(TaskRun.id)
     with container.reading() as tx:
         assert tx.session.execute(kept).all() == []

@@ -112,9 +112,7 @@ def test_workers_that_merge_at_the_same_time_leave_one_trace(
     assert count_blobs(container) == 1
 
 
-def test_what_was_merged_stays_where_the_analysis_comes_to_nothing(
-    container: Container, tmp_path: Path
-) -> None:
+def test_merged_chunks_are_kept_if_the_analysis_fails(container: Container, tmp_path: Path) -> None:
     send(container, refused_trace(), tmp_path)
     analyze(container)
     with container.uow() as tx:

@@ -110,7 +110,7 @@ def test_work_that_the_database_left_is_given_back_as_soon_as_it_answers(
     keeper.stop()
 
 
-def test_what_the_work_asks_too_much_of_the_database_is_the_fault_of_the_work(
+def test_an_overload_of_the_database_by_a_task_is_the_task_s_fault(
     container: Container,
 ) -> None:
     def ask_too_long(used: Container, _claim: Claim) -> None:

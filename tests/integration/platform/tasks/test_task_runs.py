@@ -216,7 +216,7 @@ def test_failed_work_is_dead_at_once_and_says_why(
     assert claim(container, stored.run) is None
 
 
-def test_what_the_database_interrupts_does_not_count_however_often(
+def test_interruptions_by_the_database_never_count_as_failures(
     container: Container, stored: Stored
 ) -> None:
     for _ in range(2 * container.settings.max_attempts):

@@ -67,7 +67,7 @@ def test_each_thing_that_is_not_sure_keeps_a_machine_in(
     "node",
     ["", "node-[1-99]", "a,b", "-all", "ALL", "x; reboot", "$(reboot)", "n" * 300, "nöde", "a\nb"],
 )
-def test_what_is_not_one_node_is_never_acted_on(node: str) -> None:
+def test_no_action_for_a_name_of_more_than_one_node(node: str) -> None:
     assert Limit.NOT_ONE_NODE in hard_limits(limits_of(replace(CASE, node=node), FLEET))
 
 

@@ -203,7 +203,7 @@ def test_waiting_that_computing_hides_is_none() -> None:
     assert found.worst.rank_seconds == pytest.approx(0.04)
 
 
-def test_what_a_computation_waits_for_inside_is_no_computing() -> None:
+def test_waiting_inside_a_computation_is_no_computing() -> None:
     rows = [
         (0, 0, "forward-compute", 0, 0, 100),
         (0, 0, PARAMS_ALL_GATHER, 0, 20, 40),

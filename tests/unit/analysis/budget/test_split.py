@@ -229,7 +229,7 @@ def test_an_odd_step_at_an_end_of_the_session_counts_there(odd: int, holder: int
     assert found.parts_ns.sum(axis=0) == pytest.approx(found.wall_ns, rel=1e-9)
 
 
-def test_starts_that_count_from_each_step_say_nothing_of_what_is_between() -> None:
+def test_starts_that_count_from_each_step_show_no_time_between_steps() -> None:
     trace = session(FLAT)
     first = np.zeros(FLAT.steps, np.int64)
     first[:] = np.iinfo(np.int64).max

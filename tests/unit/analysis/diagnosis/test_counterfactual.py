@@ -33,7 +33,7 @@ def test_without_any_cause_removed_late_launches_are_part_of_the_steps() -> None
     assert replays().without(frozenset()) == pytest.approx(recorded, rel=0.01)
 
 
-def test_what_has_been_replayed_already_is_not_replayed_again() -> None:
+def test_known_replays_are_not_repeated() -> None:
     simulator = GROUP.simulator
     (plain,) = simulator.step_times([simulator.keep()]) * 1e-9
     change = Change(less_ns={int(node): np.asarray(5 * MS) for node in PASSES[0]})

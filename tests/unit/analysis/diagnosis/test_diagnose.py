@@ -66,7 +66,7 @@ def test_a_session_that_lacks_nothing_judges_every_cause() -> None:
     assert diagnosed(session(job=ONE_STAGE)).unjudged == {}
 
 
-def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
+def test_causes_that_a_session_cannot_show_are_named_and_not_ruled_out() -> None:
     bare = replace(JOB, sizes=Sizes(dp=2, pp=2, cp=2), op_types=frozenset())
     diagnosis = diagnosed(session(job=bare))
 
@@ -96,7 +96,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
     )
 
 
-def test_what_no_cause_explains_is_unknown() -> None:
+def test_unexplained_time_is_unknown() -> None:
     noisy = replace(JOB, costs=CostModel(compute_noise=0.35))
     diagnosis = diagnosed(session(job=noisy))
 

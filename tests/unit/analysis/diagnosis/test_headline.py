@@ -44,7 +44,7 @@ def test_a_strong_straggler_is_not_underestimated() -> None:
 @pytest.mark.parametrize(
     "injection", [Checkpoint(3, 150 * MS), SlowWorker((1, 1), 1.15)], ids=lambda one: one.cause
 )
-def test_what_every_healthy_job_loses_is_no_loss(injection: Injection) -> None:
+def test_the_usual_loss_of_healthy_jobs_is_no_loss(injection: Injection) -> None:
     costs = replace(JOB.costs, compute_noise=0.04)
     synthetic = session(injection, job=replace(JOB, steps=24, costs=costs))
     report = analyze(synthetic.trace).report

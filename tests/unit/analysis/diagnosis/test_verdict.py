@@ -117,7 +117,7 @@ def test_two_causes_share_a_sentence() -> None:
     assert ", and the last stage (3) is heavier than the others" in sentence
 
 
-def test_a_healthy_job_is_told_so() -> None:
+def test_a_healthy_job_is_called_healthy() -> None:
     report = analyze(session().trace).report
 
     assert report.verdict.level == "ok"
@@ -151,7 +151,7 @@ def test_a_little_that_passes_between_steps_is_said_and_makes_no_job_slow() -> N
 
 
 @pytest.mark.parametrize(("factor", "first"), [(1.4, "between steps"), (3.0, "slower than")])
-def test_the_sentence_begins_with_what_costs_most(factor: float, first: str) -> None:
+def test_the_sentence_begins_with_the_largest_cost(factor: float, first: str) -> None:
     report = _following(SlowWorker((2, 1), factor), stalls_ns={10: 6 * 10**9, 20: 6 * 10**9})
 
     costly, _, other = report.verdict.sentence.partition("; ")

@@ -39,7 +39,7 @@ def test_nodes_that_cannot_be_used_up() -> None:
     assert "too few layers" in error.message
 
 
-def test_too_little_memory_names_what_would_do() -> None:
+def test_too_little_memory_names_the_memory_that_would_suffice() -> None:
     devices = (DeviceType("a", 1, 1, memory_bytes=500 * MIB), DeviceType("b", 1, 1))
     error = refused(spec(4, *devices))
     assert error.message == "no template fits the memory"

@@ -49,7 +49,7 @@ def test_where_evidence_began_to_rise_is_known_after_every_step(seed: int) -> No
         assert np.array_equal(whole.spells[at], by_step.spells)
 
 
-def test_what_is_taken_is_what_was_asked_for() -> None:
+def test_running_changes_nothing_and_taking_sets_the_requested_step() -> None:
     charts, values = learned(9), stream(9, "more").normal(0.05, 0.05, (12, SUBJECTS.number))
     course = charts.run(values, np.arange(12))
     before = {f.name: np.copy(getattr(charts, f.name)) for f in fields(charts)}

@@ -126,7 +126,7 @@ def test_a_steady_growth_is_a_drift_with_its_slope() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_what_happens_to_healthy_jobs_is_not_noticed(event: str) -> None:
+def test_usual_changes_of_healthy_jobs_make_no_notice(event: str) -> None:
     rng = stream(3, "healthy", event)
     job = PulseJob.healthy(replace(DIALS, steps=600), rng)
     EVENTS[event](job, rng)

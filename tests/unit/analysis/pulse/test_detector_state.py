@@ -50,7 +50,7 @@ def test_a_number_over_64_bits_is_kept_exactly() -> None:
     assert from_bytes(to_bytes(detector)).heartbeats.last_seen == detector.heartbeats.last_seen
 
 
-def test_what_cannot_be_read_says_so() -> None:
+def test_an_unreadable_state_raises_an_error_that_says_so() -> None:
     body = to_bytes(advanced())
     for damaged in (b"", b"rubbish", body[:-40], body[:100] + bytes(40) + body[140:]):
         with pytest.raises(UnknownDocumentError):

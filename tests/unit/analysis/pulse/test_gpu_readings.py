@@ -52,7 +52,7 @@ def said(*ranks: int, **unlike: object) -> str | None:
         ({"xids": (79, 79, 48)}, "the GPU of rank 5 reported XID 79, 48"),
     ],
 )
-def test_only_what_its_peers_do_not_say_is_told(
+def test_only_readings_that_differ_from_peers_are_shown(
     unlike: dict[str, object], told: str | None
 ) -> None:
     assert said(5, **unlike) == told

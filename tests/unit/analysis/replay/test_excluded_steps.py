@@ -171,7 +171,7 @@ def test_it_is_said_what_is_odd(name: str, said: str) -> None:
         pytest.param(WarmUp(tuple(range(0, 40, 3)), 2.0), id="every third step"),
     ],
 )
-def test_what_causes_show_in_is_no_odd_step(injection: Injection) -> None:
+def test_a_step_that_shows_a_cause_is_not_excluded(injection: Injection) -> None:
     assert odd_of(injection, job=replace(FLAT, steps=40)) == ()
 
 

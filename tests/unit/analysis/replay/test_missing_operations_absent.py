@@ -28,7 +28,7 @@ def reports(trace: Trace, *workers: tuple[int, int]) -> tuple[Report, Report]:
 
 @pytest.mark.parametrize("steps", [1, 8])
 @pytest.mark.parametrize("gone", [[(3, 0), (3, 1)], [(3, 1)], [(2, 0), (3, 1)]])
-def test_who_is_slow_is_told_where_others_are_missing(
+def test_a_slow_worker_is_named_though_others_are_missing(
     gone: list[tuple[int, int]], steps: int
 ) -> None:
     trace = session(SlowWorker((1, 1), 1.5), dp=4, pp=2, steps=steps).trace
@@ -101,7 +101,7 @@ def test_a_missing_rank_that_is_slow_at_times_is_told_by_those_that_waited() -> 
     assert "rank 3 is missing, and came last in steps" in found.verdict.sentence
 
 
-def test_what_is_complete_stays_the_same_object() -> None:
+def test_a_complete_trace_stays_the_same_object() -> None:
     trace = session(dp=2, pp=2, steps=2).trace
     found, absent = with_stand_ins(trace)
     assert found is trace

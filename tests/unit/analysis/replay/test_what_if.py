@@ -151,7 +151,7 @@ def test_a_session_as_it_is_has_its_headline_in_the_answer() -> None:
         (Selection(workers=((0, 2),)), "changes[0].select.workers"),
     ],
 )
-def test_what_the_session_does_not_have_is_refused_at_its_place(
+def test_a_change_of_a_missing_part_is_refused_at_its_place(
     selection: Selection, path: str
 ) -> None:
     with pytest.raises(InvalidQuestionError) as caught:

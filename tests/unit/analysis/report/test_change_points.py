@@ -71,7 +71,7 @@ def test_a_change_of_a_steady_job_is_found(before_size: int, after_size: int, af
     assert found >= 47
 
 
-def test_what_was_and_came_again_are_two_changes() -> None:
+def test_a_return_to_the_earlier_level_is_a_second_change() -> None:
     series = [1.01, 1.02, 1.01, 1.0, 1.3, 1.31, 1.3, 1.29, 1.01, 1.02, 1.01, 1.0]
     found = lasting_changes(series)
     assert [(change.position, round(change.after, 2)) for change in found] == [(4, 1.3), (8, 1.01)]

@@ -73,7 +73,7 @@ def test_where_no_ranks_meet_a_refusal_stays() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x" * 401, "two\nlines", 3, None])
-def test_what_is_no_reason_is_none(text: object) -> None:
+def test_an_unknown_reason_is_none(text: object) -> None:
     meta = session(steps=1).trace.meta
     assert not_replayed_reason(replace(meta, extra={"not_replayed": text})) is None
 

@@ -108,7 +108,7 @@ def test_lengths_are_those_of_the_steps_that_were_trained_since_the_start() -> N
 
 
 @pytest.mark.slow
-def test_what_happens_is_what_the_analysis_finds() -> None:
+def test_the_analysis_finds_what_the_history_injects() -> None:
     """The first session of each phase has the phase's cause."""
     for run in runs():
         previous = None

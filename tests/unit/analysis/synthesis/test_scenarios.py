@@ -77,7 +77,7 @@ def test_the_scenarios_are_those_documented() -> None:
 
 @pytest.mark.parametrize("name", [*CAUSES, *HARD_TO_READ])
 @pytest.mark.parametrize("seed", [1, 2026])
-def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
+def test_a_scenario_shows_its_declared_cause(name: str, seed: int) -> None:
     session = ALL_SCENARIOS[name].synthesize(seed)
 
     assert session.truth.causes == {**CAUSES, **HARD_TO_READ}[name]

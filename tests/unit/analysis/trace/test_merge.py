@@ -174,7 +174,7 @@ def test_a_rank_that_moves_between_chunks_is_named() -> None:
         assert "chunk b/0, operation 0" in error.message
 
 
-def test_what_needs_the_whole_session_is_not_asked_of_a_chunk() -> None:
+def test_checks_of_the_whole_session_are_not_applied_to_a_chunk() -> None:
     table = bodies.published_table()
     later = np.flatnonzero(table["start_ts"].to_numpy() > 0).tolist()
     part = chunk(bodies.parquet(table.take(later)))

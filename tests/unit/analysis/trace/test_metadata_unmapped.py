@@ -71,7 +71,7 @@ def test_many_kinds_are_counted_together() -> None:
         [{"what": "a\nb", "count": 1}],
     ],
 )
-def test_what_is_not_as_documented_says_nothing(given: object) -> None:
+def test_malformed_unmapped_metadata_is_ignored(given: object) -> None:
     assert unmapped_of({"unmapped": given}) == ()
 
 

@@ -38,7 +38,7 @@ def test_links_are_kept_as_they_are() -> None:
     ],
     ids=lambda links: str(next(iter(links.items())))[:40],
 )
-def test_what_must_not_be_followed_is_refused(links: dict[str, object]) -> None:
+def test_an_unsafe_link_is_refused(links: dict[str, object]) -> None:
     with pytest.raises(InvalidMetadataError) as caught:
         parse_metadata({**SIZES, "links": links})
     assert caught.value.stable_code == "metadata.bad_link"
@@ -48,5 +48,5 @@ def test_what_must_not_be_followed_is_refused(links: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("said", [None, "https://x.example", ["https://x.example"], {}])
-def test_what_is_no_mapping_has_no_links(said: object) -> None:
+def test_metadata_that_is_no_mapping_has_no_links(said: object) -> None:
     assert valid_links(said) == {}

@@ -40,7 +40,7 @@ def test_a_body_that_is_kept_is_decoded_as_it_was_when_it_came(body: bytes) -> N
     bodies.assert_same(read_stored(parts, META), decode(body, META, limits=Limits()).trace)
 
 
-def test_what_is_packed_is_read_as_well() -> None:
+def test_packed_bytes_are_read_too() -> None:
     bodies.assert_same(read_stored(pack(TRACE), META), TRACE)
 
 

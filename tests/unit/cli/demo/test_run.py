@@ -40,7 +40,7 @@ def test_the_demo_has_a_directory_of_its_own_whoever_runs_it(
         assert own not in others.parents
 
 
-def test_what_names_the_data_of_an_installation_is_left_alone_and_said(
+def test_settings_of_a_real_installation_are_ignored_and_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PACELINE_DATABASE_URL", "postgresql+psycopg://real/real")

@@ -32,6 +32,6 @@ def test_a_share_of_nothing_is_none() -> None:
 
 
 @pytest.mark.parametrize(("share", "every_s"), [(2.0, 1.0), (-0.1, 1.0), (0.1, -1.0)])
-def test_what_is_no_budget_is_refused(share: float, every_s: float) -> None:
+def test_an_invalid_budget_is_refused(share: float, every_s: float) -> None:
     with pytest.raises(ValueError, match="a share from 0 to 1"):
         RecordBudget(share, every_s)

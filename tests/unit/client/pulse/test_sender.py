@@ -110,7 +110,7 @@ def test_another_rank_takes_the_place_of_the_one_that_has_ended(
     assert "finished" in phases_of(receiver)
 
 
-def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make: Make) -> None:
+def test_requests_of_the_server_reach_global_rank_0(receiver: Receiver, make: Make) -> None:
     heard: list[RecordRequest] = []
     first, second = make(1), make(0, heard)
     first.start()
@@ -151,7 +151,7 @@ def test_ranks_whose_job_keeps_it_to_itself_say_nothing(receiver: Receiver, make
 
 
 @pytest.mark.parametrize("status", [404, 409])
-def test_a_server_that_takes_none_is_asked_once(
+def test_a_server_that_takes_no_pulse_gets_one_request(
     receiver: Receiver, make: Make, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     receiver.pulse = Answer(status=status, document={"detail": "None is taken"})
@@ -166,7 +166,7 @@ def test_a_server_that_takes_none_is_asked_once(
     assert caplog.text.count("takes no pulse") == 1
 
 
-def test_what_is_too_old_is_dropped_and_counted(
+def test_old_rows_are_dropped_and_counted(
     receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline_client.pulse.sender.MAX_AGE_S", MAX_AGE_S / 100)

@@ -68,7 +68,7 @@ def test_shares_of_a_layer_are_the_plans_to_within_a_unit(plan: Plan, units: int
 
 
 @given(plans())
-def test_what_is_not_left_out_is_computed_by_someone(plan: Plan) -> None:
+def test_every_column_that_is_not_left_out_is_computed_by_a_rank(plan: Plan) -> None:
     left_out = sum(share.resized_columns for share in plan.ranks) / plan.columns
     computed = sum(plan.computed(rank) for rank in range(plan.size))
     assert computed + left_out == pytest.approx(plan.size)

@@ -80,7 +80,7 @@ def test_a_paced_product_takes_its_operations_times_the_slowdown(
     assert step.time_s == pytest.approx(0.0053)
 
 
-def test_what_is_slept_too_long_the_next_product_makes_up_for(
+def test_a_sleep_that_is_too_long_shortens_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WORLD = 3
 
 
-def test_ranks_that_start_again_with_the_same_store_hear_the_new_start(
+def test_ranks_that_restart_with_the_same_store_get_the_new_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = torch.distributed.HashStore()

@@ -108,7 +108,7 @@ CALLS = {
 # PyTorch warns about renamed functions; programs still call them by their old names.
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", CALLS)
-def test_a_collective_is_recorded_whoever_calls_it(name: str, tap: Tap, seen: Seen) -> None:
+def test_a_collective_is_recorded_whichever_code_calls_it(name: str, tap: Tap, seen: Seen) -> None:
     op, call = CALLS[name]
     call()
     tap.end_step()
@@ -165,7 +165,7 @@ def test_within_a_computation_each_wait_is_recorded(tap: Tap, seen: Seen) -> Non
     assert seen.names() == [GRADIENTS] * 3 + ["backward-compute"]
 
 
-def test_what_a_span_says_is_not_recorded_twice(tap: Tap, seen: Seen) -> None:
+def test_a_collective_within_a_span_is_not_recorded_twice(tap: Tap, seen: Seen) -> None:
     with tap.span(GRADIENTS):
         dist.all_reduce(tensor())
     tap.end_step()

@@ -145,7 +145,7 @@ def test_a_saved_checkpoint_is_recorded_once(tap: Tap, seen: Seen, tmp_path: obj
     assert tap.sink is seen
 
 
-def test_what_is_saved_in_the_background_holds_up_no_step(tap: Tap, seen: Seen) -> None:
+def test_saving_in_the_background_is_not_recorded(tap: Tap, seen: Seen) -> None:
     saving = threading.Thread(target=torch.save, args=({}, io.BytesIO()))
     saving.start()
     saving.join()
@@ -181,7 +181,7 @@ def test_a_step_that_ends_meanwhile_does_not_bring_its_session_back(tap: Tap, se
     assert seen.names() == []
 
 
-def test_what_raises_is_not_recorded_and_the_next_operation_is(tap: Tap, seen: Seen) -> None:
+def test_an_operation_that_raises_is_not_recorded_but_the_next_one_is(tap: Tap, seen: Seen) -> None:
     with pytest.raises(RuntimeError), tap.between("checkpoint"):
         raise RuntimeError
     tap.add_aside("gc", tap.now(), tap.now())

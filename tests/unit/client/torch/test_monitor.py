@@ -156,7 +156,7 @@ def test_everything_is_taken_off_when_the_monitor_is_closed(
         ({"layout": paceline.Layout(dp=1), "steps": 0}, "steps must be at least 1"),
     ],
 )
-def test_what_cannot_be_attached_to_is_told_and_breaks_nothing(
+def test_an_object_that_cannot_be_attached_to_is_logged_and_breaks_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: dict[str, Any], says: str
 ) -> None:
     model = torch.nn.Linear(1, 1)
@@ -173,7 +173,7 @@ def test_what_cannot_be_attached_to_is_told_and_breaks_nothing(
     assert monitor.outcomes == []
 
 
-def test_the_end_of_the_job_is_told_unless_an_exception_ends_it(
+def test_the_end_of_the_job_is_sent_unless_an_exception_ends_it(
     receiver: Receiver, tmp_path: Path
 ) -> None:
     def told() -> int:

@@ -198,7 +198,7 @@ def test_a_session_that_the_server_asks_for_is_recorded_within_the_budget(
     assert len(monitor.outcomes) == 1
 
 
-def test_what_a_person_asks_for_is_outside_the_budget(receiver: Receiver, tmp_path: Path) -> None:
+def test_a_person_s_request_is_outside_of_the_budget(receiver: Receiver, tmp_path: Path) -> None:
     record = {"steps": 2, "reason": "Ada asked for it", "by": "person"}
     receiver.pulse = Answer(document={"record": record, "pulse_s": 0.1})
     nothing = paceline.RecordBudget(share=0.0)

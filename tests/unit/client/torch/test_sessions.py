@@ -18,7 +18,7 @@ def test_a_time_is_read_as_people_write_it(every: str | float | None, expected: 
 
 
 @pytest.mark.parametrize("every", ["", "30", "min", "-1h", "2 weeks", 0, -1, float("nan")])
-def test_what_is_no_time_is_refused(every: str | float) -> None:
+def test_an_invalid_time_is_refused(every: str | float) -> None:
     with pytest.raises(ValueError, match="every must be"):
         seconds(every)
 
@@ -36,7 +36,7 @@ def test_a_window_comes_once_the_step_time_is_known_and_then_every_so_often() ->
     assert {window.steps for _, window in found} == {50}
 
 
-def test_a_fast_job_is_told_as_much_earlier() -> None:
+def test_a_fast_job_announces_its_window_more_steps_ahead() -> None:
     ((step, window),) = windows(Sampling(1e6, steps=50, warmup=0), 200, step_time_s=0.01)
     assert window.start - step == pytest.approx(100, abs=1)
 
@@ -50,7 +50,7 @@ def test_slow_steps_make_a_window_of_fewer(step_time_s: float, steps: int) -> No
     assert window.steps == steps
 
 
-def test_a_short_window_stays_as_short_and_a_requested_one_as_long_as_asked_for() -> None:
+def test_windows_of_few_steps_and_requested_windows_keep_their_lengths() -> None:
     sampling = Sampling(1e6, steps=3, warmup=0, longest_s=180.0)
     ((_, window),) = windows(sampling, 20, 100.0)
     assert window.steps == 3
@@ -68,7 +68,7 @@ def test_on_request_only_a_window_comes_when_asked_for() -> None:
     assert sampling.decide(101, 101.0) is None
 
 
-def test_a_session_is_numbered_by_its_first_step_and_survives_being_told() -> None:
+def test_a_window_is_numbered_by_its_first_step_and_survives_its_text_form() -> None:
     window = Window(14, 50)
     assert (window.session, window.end) == (15, 64)
     assert Window.read(window.text()) == window

@@ -152,7 +152,7 @@ def test_adding_one_shows_no_other() -> None:
     assert page.title == "Add a channel"
 
 
-def test_what_did_not_arrive() -> None:
+def test_undelivered_messages_are_listed() -> None:
     waiting = undelivered("waiting", next_attempt_at=NOW + timedelta(minutes=3))
     failed = undelivered("failed", overtaken=True, can_replay=False)
     fresh = undelivered("waiting", attempt=0, error=None, answer=None, next_attempt_at=NOW)

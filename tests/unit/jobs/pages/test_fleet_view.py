@@ -267,7 +267,7 @@ def test_a_filter_that_no_job_matches_says_so() -> None:
     assert page.title == "Fleet: no job matches"
 
 
-def test_what_an_address_asks_for_in_vain_is_not_there() -> None:
+def test_invalid_filters_of_an_address_are_ignored() -> None:
     asked = FleetQuery(q="x\x00" * 300, show="fast", sort="; drop", page="-1", silent="x")
     assert asked.filtered.words == "x" * 200
     assert (asked.filtered.show, asked.sort, asked.number, asked.silent_number) == ("all", "", 1, 1)

@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError
 from app.platform.database.engine import make_engine
 
 
-def test_errors_do_not_say_what_was_to_be_stored() -> None:
+def test_errors_do_not_contain_the_stored_values() -> None:
     engine = make_engine("postgresql://unknown@127.0.0.1:1/none")
     error = OperationalError(
         "INSERT", {"x": "of-a-sign-in"}, Exception("gone"), hide_parameters=engine.hide_parameters

@@ -153,7 +153,7 @@ def test_everything_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["DATABASE_URL", "BROKER_URL", "DATA_DIR"])
-def test_what_names_the_installation_may_not_be_empty(
+def test_settings_that_identify_the_installation_may_not_be_empty(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert refused(monkeypatch, **{f"PACELINE_{name}": ""}) == [

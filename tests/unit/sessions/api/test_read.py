@@ -45,7 +45,7 @@ def test_every_report_fits(scenario: str) -> None:
     assert faults(document(reports.scenario(scenario))) == []
 
 
-def test_what_is_no_report_does_not_fit() -> None:
+def test_a_document_that_is_no_report_does_not_fit() -> None:
     report = document(reports.slow_worker())
     assert faults(report | {"slowdown": "much"})
     assert faults({key: value for key, value in report.items() if key != "causes"})

@@ -19,7 +19,7 @@ from tests.support import reports
     "scenario",
     ["slow-worker", "network", "garbage-collection", "sequence-lengths", "tensor-parallel"],
 )
-def test_what_is_stored_is_read_as_it_was(scenario: str) -> None:
+def test_a_stored_report_is_read_unchanged(scenario: str) -> None:
     report = reports.scenario(scenario)
     assert open_report(to_json(report, compact=True).encode()) == report
 

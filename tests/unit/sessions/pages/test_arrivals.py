@@ -74,13 +74,13 @@ def test_a_column_opens_its_collective(report: Report) -> None:
 
 
 @pytest.mark.parametrize("asked", ["", "0", "9.0", "0.99", "-1.0", "a.b", "0.1e9", "0.²"])
-def test_what_is_no_collective_opens_nothing(report: Report, asked: str) -> None:
+def test_an_unknown_collective_opens_nothing(report: Report, asked: str) -> None:
     view = arrivals_view(report, PAGE, asked)
     assert view is not None
     assert view.opened is None
 
 
-def test_ranks_stand_by_what_others_waited_for_them(report: Report) -> None:
+def test_ranks_are_sorted_by_how_long_others_waited_for_them(report: Report) -> None:
     view = arrivals_view(report, PAGE, "")
     assert view is not None
     assert view.title == f"Rank {SLOW} comes last at 1 of 6 collectives of a step"
@@ -89,7 +89,7 @@ def test_ranks_stand_by_what_others_waited_for_them(report: Report) -> None:
     assert "?collective=0.3#collective" in view.collectives.lines[0].drawn
 
 
-def test_a_rank_stands_next_to_its_peers(report: Report) -> None:
+def test_a_rank_is_shown_next_to_its_peers(report: Report) -> None:
     view = breakdown_view(report, PAGE)
     assert view is not None
     assert view.title.startswith(f"Rank {SLOW} computes ")

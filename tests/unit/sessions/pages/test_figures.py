@@ -72,7 +72,7 @@ def test_the_label_of_the_slowdown_covers_no_other(slow_worker: Report, slowdown
     assert label <= 80
 
 
-def test_each_bar_says_what_it_stands_for(slow_worker: Report) -> None:
+def test_each_bar_is_labeled(slow_worker: Report) -> None:
     steps = slow_worker.steps.analyzed
     for bars in (
         figures.strip(slow_worker),

@@ -136,7 +136,7 @@ def test_the_correlation_is_held_against_the_bound(
     assert findings.correlation_finding(slow_worker) == title
 
 
-def test_what_is_missing_is_named(slow_worker: Report) -> None:
+def test_left_out_steps_and_operations_are_named(slow_worker: Report) -> None:
     report = changed(
         slow_worker,
         coverage__unknown_op_types={"moe-all-to-all": 7},

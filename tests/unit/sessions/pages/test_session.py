@@ -142,7 +142,7 @@ def test_without_a_fix_the_page_says_why(healthy: Report) -> None:
     assert fixes.empty
 
 
-def test_what_was_not_judged_is_named(slow_worker: Report) -> None:
+def test_unjudged_causes_are_named(slow_worker: Report) -> None:
     slow_worker = changed(
         slow_worker,
         diagnosis__ruled_out=("network", "data_loading"),

@@ -53,7 +53,7 @@ def test_a_recording_is_no_archive(tmp_path: Path) -> None:
         assert archive_at(written(tmp_path, "rank0.json.gz", content)) is None
 
 
-def test_folders_and_what_is_hidden_are_not_kept(tmp_path: Path) -> None:
+def test_folders_and_hidden_files_are_not_kept(tmp_path: Path) -> None:
     body = tar(
         [
             member("traces", tarfile.DIRTYPE),
@@ -100,7 +100,7 @@ def test_a_name_that_leads_out_is_refused_with_its_entry(
         (b"Z", "unsupported"),
     ],
 )
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: bytes, code: str) -> None:
+def test_an_entry_that_is_no_file_is_refused(tmp_path: Path, kind: bytes, code: str) -> None:
     body = tar([("rank1.json", b"{}"), member("rank0.json", kind, "/etc/passwd")])
     error = refusal(written(tmp_path, "a.tar", body))
     assert error.stable_code == f"archive.{code}"
@@ -108,7 +108,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: bytes, code: str) -> N
 
 
 @pytest.mark.parametrize(("mode", "code"), [(stat.S_IFLNK, "link"), (stat.S_IFIFO, "device")])
-def test_what_is_no_file_of_a_zip_is_refused(tmp_path: Path, mode: int, code: str) -> None:
+def test_a_zip_entry_that_is_no_file_is_refused(tmp_path: Path, mode: int, code: str) -> None:
     info = zipfile.ZipInfo("rank0.json")
     info.external_attr = (mode | 0o644) << 16
     error = refusal(written(tmp_path, "a.zip", zipped([(info, b"/etc/passwd")])))
@@ -201,7 +201,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, body: bytes) ->
     assert peak < 80 * MIB
 
 
-def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     for name, body in forms(
         [("rank0.json", os.urandom(3000)), ("x.bin", os.urandom(3000))]
     ).items():

@@ -69,7 +69,7 @@ def test_only_the_first_operations_of_those_steps_are_late() -> None:
         np.testing.assert_array_equal(finding.change.on_time[node], late_ns > 0)
 
 
-def test_what_it_explains_is_no_wait_for_data() -> None:
+def test_time_of_checkpoints_is_no_wait_for_data() -> None:
     signs = signs_of(session(SAVING, job=LONGER))
     finding = found(CHECKPOINT, signs)
 
@@ -83,7 +83,7 @@ def test_with_late_data_both_are_named() -> None:
     assert sorted(causes(diagnosis)) == ["checkpoint", "data_loading"]
 
 
-def test_a_step_that_stands_still_once_is_a_checkpoint_less_surely() -> None:
+def test_a_single_standstill_is_a_checkpoint_with_less_confidence() -> None:
     steps = session(job=LONGER).truth.steps
     once = Checkpoint(10_000, 1800 * MS, offset=steps[5])
     diagnosis = diagnosed(session(once, job=LONGER))

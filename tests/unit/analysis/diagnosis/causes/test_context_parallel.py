@@ -108,7 +108,7 @@ def test_a_single_group_of_two_does_not_tell_and_its_interval_has_room_for_both(
     assert low < slowdown < high
 
 
-def test_a_job_with_context_parallel_ranks_is_told_that_they_are_not_seen() -> None:
+def test_a_job_with_context_parallel_ranks_gets_a_note_that_they_are_not_seen() -> None:
     job = replace(JOB, sizes=Sizes(dp=2, pp=2, cp=2))
     diagnosis = diagnosed(session(job=job))
 
@@ -116,6 +116,6 @@ def test_a_job_with_context_parallel_ranks_is_told_that_they_are_not_seen() -> N
     assert diagnosis.unjudged["context_parallel_straggler"] == reason
 
 
-def test_a_job_without_them_is_told_nothing() -> None:
+def test_a_job_without_them_gets_no_note() -> None:
     assert CONTEXT_PARALLEL.cannot_judge(signs_of(session())) is None
     assert CONTEXT_PARALLEL.cannot_judge(signs_of(session(job=CONTEXT))) is None

@@ -184,7 +184,7 @@ def test_a_rank_that_comes_late_before_the_experts_as_well_is_slow_itself() -> N
     assert EXPERT_PARALLEL.find(signs_of(both)) is None
 
 
-def test_what_it_explains_makes_no_worker_slow() -> None:
+def test_time_of_uneven_experts_makes_no_worker_slow() -> None:
     signs = signs_of(session(UnevenExperts(0.8, lasting=1.0), job=EXPERTS))
     finding = found(EXPERT_PARALLEL, signs)
 
@@ -195,11 +195,11 @@ def test_what_it_explains_makes_no_worker_slow() -> None:
     } >= {FORWARD_COMPUTE}
 
 
-def test_a_slow_worker_with_even_experts_is_what_it_was() -> None:
+def test_a_slow_worker_with_even_experts_is_still_a_slow_worker() -> None:
     assert causes(diagnosed(session(SlowWorker((2, 1), 1.6), job=EXPERTS))) == ["slow_worker"]
 
 
-def test_what_cannot_be_told_is_said() -> None:
+def test_uneven_experts_that_cannot_be_judged_are_listed_with_the_reason() -> None:
     unnamed = without(session(UNEVEN, job=EXPERTS), "ep")
     silent = without(session(job=JOB), "", ep=2)
 

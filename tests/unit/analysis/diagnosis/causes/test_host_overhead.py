@@ -108,7 +108,7 @@ def test_nothing_is_found_in_a_healthy_job() -> None:
     assert not HOST_OVERHEAD.slows_ideal(signs)
 
 
-def test_what_it_explains_is_no_wait_for_data() -> None:
+def test_time_of_host_overhead_is_no_wait_for_data() -> None:
     signs = signs_of(session(EVERYWHERE))
     finding = found(HOST_OVERHEAD, signs)
 

@@ -167,6 +167,6 @@ def test_messages_call_a_cause_as_pages_do(kind: CauseKind) -> None:
     assert title_of(kind.name) == cause_name(kind.name) == kind.title
 
 
-def test_what_no_cause_explains_and_what_another_version_named_have_titles() -> None:
+def test_the_unknown_cause_and_causes_of_other_versions_have_titles() -> None:
     assert title_of("unknown") == cause_name("unknown") == "Unknown cause"
     assert title_of("cosmic_rays") == "Cosmic rays"

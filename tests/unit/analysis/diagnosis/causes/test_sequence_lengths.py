@@ -79,7 +79,7 @@ def test_recorded_sequence_lengths_are_held_against_the_times() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_list_of_sequence_lengths_is_left_alone(lane: object) -> None:
+def test_an_invalid_list_of_sequence_lengths_is_left_alone(lane: object) -> None:
     trace = session(SequenceLengths()).trace
     recorded = {str(step): [lane] * JOB.sizes.dp for step in np.unique(trace.step).tolist()}
     report = analyze(

@@ -76,7 +76,7 @@ def test_the_sentence_says_who_how_much_and_since_when() -> None:
     assert "No worker is to be replaced" in fix.detail
 
 
-def test_what_does_not_end_is_said_to_last() -> None:
+def test_a_slowness_without_an_end_is_reported_as_lasting() -> None:
     report = reported(SlowTogether(1.5, 20))
 
     assert f"since step {report.steps.analyzed[20]}" in report.verdict.sentence

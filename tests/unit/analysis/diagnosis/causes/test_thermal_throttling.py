@@ -81,7 +81,7 @@ def test_a_worker_whose_speed_is_another_in_each_step_is_slow_and_not_hot() -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_chance_moves_a_very_slow_worker_by_is_no_heat(seed: int) -> None:
+def test_random_changes_of_a_very_slow_worker_are_no_heat(seed: int) -> None:
     scatter = np.random.default_rng(seed).normal(0, 0.01, 36)
 
     assert THERMAL_THROTTLING.find(with_speeds(5 * (1 + scatter))) is None
@@ -122,7 +122,7 @@ def test_with_one_dp_rank_a_worker_is_held_against_its_own_coolest_step() -> Non
     assert THERMAL_THROTTLING.find(signs_of(session(job=job))) is None
 
 
-def test_what_drifts_on_all_workers_is_no_heat() -> None:
+def test_a_drift_on_all_workers_is_no_heat() -> None:
     everywhere = [replace(HOT, worker=(0, pp)) for pp in range(4)]
     signs = signs_of(session(*everywhere, job=replace(ONE_RANK, steps=24)))
 
@@ -137,7 +137,7 @@ def test_a_hot_and_a_slow_worker_are_two_causes() -> None:
     assert by_name["slow_worker"].where.workers == ((0, 3),)
 
 
-def test_what_it_explains_is_no_slow_worker() -> None:
+def test_time_of_heat_is_no_slow_worker() -> None:
     signs = signs_of(session(HOT, job=LONG))
     finding = found(THERMAL_THROTTLING, signs)
 

@@ -122,7 +122,7 @@ def test_large_models_are_proven_as_well() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "9", [3], [9, 0, 9], [True, 9, 9]])
-def test_what_says_nothing_of_memory_limits_nothing(given: object) -> None:
+def test_without_memory_figures_nothing_is_limited(given: object) -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 5, 5))
     costs = lane_of(job, LOSS, 1).costs
     room = stage_capacity({"max_layers": given}, costs)

@@ -96,7 +96,7 @@ def test_a_context_parallel_straggler_is_last_at_every_collective() -> None:
     assert session.truth.workers == ((1, 0),)
 
 
-def test_what_a_job_does_not_have_cannot_go_wrong() -> None:
+def test_impossible_faults_and_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="outside 4"):
         synthesize(CONTEXT, [ContextParallelStraggler((1, 0), 4, 1.5)], seed=3)
     with pytest.raises(ValueError, match="share"):

@@ -35,7 +35,7 @@ def test_fields_are_those_before_the_events_and_events_the_first_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "a", '"text"', "12", "nul", "\ufffd"])
-def test_what_is_no_array_and_no_object_has_no_outline(text: str) -> None:
+def test_only_arrays_and_objects_have_an_outline(text: str) -> None:
     assert outline(text) is None
 
 

@@ -60,7 +60,7 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize("known", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_what_others_record_is_recognized(
+def test_recordings_of_other_tools_are_recognized(
     known: TraceFormat, compress: Callable[[bytes], bytes]
 ) -> None:
     if compress is not bytes and not known.text:
@@ -122,7 +122,7 @@ UNREAD: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", UNREAD)
 @pytest.mark.parametrize("name", [None, "kineto"])
-def test_what_holds_no_operations_is_named(kind: str, name: str | None) -> None:
+def test_a_file_without_operations_is_named(kind: str, name: str | None) -> None:
     with pytest.raises(UnsupportedFormatError, match=kind.partition(",")[0]) as caught:
         decode(UNREAD[kind], bodies.META, limits=bodies.LIMITS, format_name=name)
     assert caught.value.stable_code == "trace.no_operations"
@@ -139,7 +139,7 @@ def test_what_holds_no_operations_is_named(kind: str, name: str | None) -> None:
     ],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_what_is_of_no_format_is_described(
+def test_a_file_of_no_format_is_described(
     body: bytes, said: str, compress: Callable[[bytes], bytes]
 ) -> None:
     with pytest.raises(UnsupportedFormatError) as caught:

@@ -217,7 +217,7 @@ def test_a_float_that_is_none_is_an_absent_microbatch() -> None:
         ("rank", None, pa.float64(), "trace.null"),
     ],
 )
-def test_what_is_not_exact_is_refused_with_its_row(
+def test_an_inexact_value_is_refused_with_its_row(
     name: str,
     value: Any,  # noqa: ANN401 - of the column
     kind: pa.DataType,

@@ -116,7 +116,7 @@ _times = st.integers(0, 4_000_000_000 * 1024).map(lambda time: time / 1024)
     ),
     form=st.sampled_from([timeline, record]),
 )
-def test_what_is_written_is_read(made: list[dict[str, Any]], form: Any) -> None:  # noqa: ANN401
+def test_a_written_recording_is_read_back(made: list[dict[str, Any]], form: Any) -> None:  # noqa: ANN401
     trace = decode(json.dumps([form(one) for one in made]).encode(), META, limits=LIMITS).trace
 
     wanted = sorted((one["op"], one["step"], one["start"], one["duration"]) for one in made)

@@ -214,7 +214,7 @@ def test_collectives_of_neighbors_are_tensor_parallel() -> None:
     }
 
 
-def test_what_does_not_end_is_said() -> None:
+def test_operations_without_an_end_are_named() -> None:
     host = Host()
     ops = host.plane("/device:TPU:0").line("XLA Ops")
     ops.add("all-reduce-start.1", 0, US)

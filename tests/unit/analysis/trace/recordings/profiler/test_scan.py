@@ -15,7 +15,7 @@ def whole(table: PackedTable, *columns: int) -> list[list[int]]:
 
 
 @given(st.lists(INTEGERS, min_size=1, max_size=40), st.integers(min_value=1, max_value=9))
-def test_what_is_packed_comes_back(values: list[int], block_rows: int) -> None:
+def test_packed_rows_are_unpacked_unchanged(values: list[int], block_rows: int) -> None:
     table = PackedTable(2, block_rows=block_rows)
     for number, value in enumerate(values):
         table.add(value, number)

@@ -69,7 +69,9 @@ def test_chunks_of_the_interleaved_schedule_take_turns() -> None:
         ("", 4, 4, "0 forwards"),
     ],
 )
-def test_what_fits_no_schedule_says_why(order: str, sends: int, receives: int, reason: str) -> None:
+def test_operations_that_fit_no_schedule_are_refused_with_the_reason(
+    order: str, sends: int, receives: int, reason: str
+) -> None:
     found = implied_schedule(seen_of(order, sends, receives), 0, 2)
 
     assert isinstance(found, str)
