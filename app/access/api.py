@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.audit import Entry, list_entries
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.access.moves import delete_project, move_job
 from app.access.people import PersonView, delete_person, list_people, set_disabled, set_role
 from app.access.projects import ProjectView, create_project, list_projects
@@ -139,23 +139,23 @@ def router() -> APIRouter:
 
     @routes.get("/audit", summary="Audit entries, newest first")
     def get_audit(
-        here: Here,
+        container: RequestContainer,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
         before: Annotated[
             int | None, Query(description="Only entries older than this one.")
         ] = None,
     ) -> EntryListBody:
-        with here.everywhere().reading() as tx:
+        with container.everywhere().reading() as tx:
             entries = list_entries(tx, limit, before=before)
         return EntryListBody(entries=entries)
 
     @routes.get("/access/incidents", summary="Open incidents of all projects, most severe first")
     def get_incidents(
-        here: Here,
+        container: RequestContainer,
         project: Annotated[str, Query(description="Only of this one.")] = "",
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> JoinedIncidentListBody:
-        with here.everywhere().reading() as tx:
+        with container.everywhere().reading() as tx:
             listed = open_everywhere(tx, limit, project=project.replace("\x00", ""))
         return JoinedIncidentListBody(
             count=listed.count,
@@ -170,16 +170,16 @@ def router() -> APIRouter:
 
 def _tokens(routes: APIRouter) -> None:
     @routes.get("/tokens", summary="Tokens by name, without their secrets")
-    def get_tokens(here: Here) -> TokenListBody:
-        with here.everywhere().reading() as tx:
+    def get_tokens(container: RequestContainer) -> TokenListBody:
+        with container.everywhere().reading() as tx:
             tokens = list_tokens(tx)
         return TokenListBody(tokens=tokens)
 
     @routes.post("/tokens", status_code=CREATED, summary="Create a token")
-    def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
+    def post_token(container: RequestContainer, body: NewTokenBody) -> MadeTokenBody:
         """Create a token and return its secret, which is shown only once: the digest is stored."""
         made = create_token(
-            here.everywhere(),
+            container.everywhere(),
             name=body.name,
             rights=body.scopes,
             project=body.project,
@@ -189,57 +189,63 @@ def _tokens(routes: APIRouter) -> None:
         return MadeTokenBody(secret=made.secret, token=made.view)
 
     @routes.delete("/tokens/{name}", status_code=NO_CONTENT, summary="Revoke a token")
-    def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+    def delete_token(
+        container: RequestContainer, name: Annotated[str, Path(description="Its name.")]
+    ) -> Response:
         """Revoke a token: requests with it are refused from now on."""
-        revoke_token(here.everywhere(), name)
+        revoke_token(container.everywhere(), name)
         return Response(status_code=NO_CONTENT)
 
     @routes.post("/tokens/{name}/renew", summary="Renew a token")
     def post_renewal(
-        here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
+        container: RequestContainer,
+        name: Annotated[str, Path(description="Its name.")],
+        body: RenewBody,
     ) -> TokenView:
         """Extend the validity of a token; its secret stays. An expired token cannot be extended."""
-        return renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
+        return renew_token(container.everywhere(), name, timedelta(days=body.expires_days))
 
 
 def _people(routes: APIRouter) -> None:
     @routes.get("/people", summary="Users and their roles")
-    def get_people(here: Here) -> PersonListBody:
-        with here.everywhere().reading() as tx:
+    def get_people(container: RequestContainer) -> PersonListBody:
+        with container.everywhere().reading() as tx:
             people = list_people(tx)
         return PersonListBody(people=people)
 
     @routes.patch(
         "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
     )
-    def patch_person(here: Here, person: PersonId, body: PersonChangeBody) -> Response:
+    def patch_person(
+        container: RequestContainer, person: PersonId, body: PersonChangeBody
+    ) -> Response:
         """Disable or enable a user; a disabled user is signed out and cannot sign in."""
-        set_disabled(here.everywhere(), person, disabled=body.disabled)
+        set_disabled(container.everywhere(), person, disabled=body.disabled)
         return Response(status_code=NO_CONTENT)
 
     @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give a user a role")
-    def put_role(here: Here, person: PersonId, body: RoleBody) -> Response:
+    def put_role(container: RequestContainer, person: PersonId, body: RoleBody) -> Response:
         """Set a local user's role; the groups of a provider's user determine their roles."""
-        set_role(here.everywhere(), person, body.role, body.project)
+        set_role(container.everywhere(), person, body.role, body.project)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete a user")
-    def remove_person(here: Here, person: PersonId) -> Response:
+    def remove_person(container: RequestContainer, person: PersonId) -> Response:
         """Delete a user; a user of a provider is created again at the next sign-in."""
-        delete_person(here.everywhere(), person)
+        delete_person(container.everywhere(), person)
         return Response(status_code=NO_CONTENT)
 
 
 def _projects(routes: APIRouter) -> None:
     @routes.get("/projects", summary="Projects by name")
-    def get_projects(here: Here) -> ProjectListBody:
-        with here.everywhere().reading() as tx:
-            projects = list_projects(tx, here.principal.projects)
+    def get_projects(container: RequestContainer) -> ProjectListBody:
+        with container.everywhere().reading() as tx:
+            projects = list_projects(tx, container.principal.projects)
         return ProjectListBody(projects=projects)
 
     @routes.post("/projects", status_code=CREATED, summary="Create a project")
-    def post_project(here: Here, body: NewProjectBody) -> ProjectView:
-        return create_project(here.everywhere(), body.name)
+    def post_project(container: RequestContainer, body: NewProjectBody) -> ProjectView:
+        return create_project(container.everywhere(), body.name)
 
     @routes.delete(
         "/projects/{name}",
@@ -247,15 +253,17 @@ def _projects(routes: APIRouter) -> None:
         summary="Delete a project",
         response_class=Response,
     )
-    def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+    def remove_project(
+        container: RequestContainer, name: Annotated[str, Path(description="Its name.")]
+    ) -> Response:
         """Close a project at once; its contents are deleted within minutes to hours."""
-        delete_project(here.everywhere(), name)
+        delete_project(container.everywhere(), name)
         return Response(status_code=ACCEPTED)
 
     @routes.post(
         "/jobs/{job}/move", status_code=NO_CONTENT, summary="Move a job to another project"
     )
-    def post_move(here: Here, job: str, body: MoveBody) -> Response:
+    def post_move(container: RequestContainer, job: str, body: MoveBody) -> Response:
         """Move a job with its sessions, reports and incidents; deliveries about it are deleted."""
-        move_job(here, job, body.project)
+        move_job(container, job, body.project)
         return Response(status_code=NO_CONTENT)

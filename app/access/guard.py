@@ -94,21 +94,21 @@ class Guard:
             return
         right = Right.ADMIN if need is Open.INSTALLATION else need
         assert isinstance(right, Right)  # noqa: S101 - the only remaining type
-        here = admit_without_lookup(self._container, credentials)
-        if here is None:
-            here = await anyio.to_thread.run_sync(
+        container = admit_without_lookup(self._container, credentials)
+        if container is None:
+            container = await anyio.to_thread.run_sync(
                 admit, self._container, credentials, right, limiter=self._limiter
             )
-        if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
+        if need is Open.INSTALLATION and Right.ADMIN not in container.principal.everywhere:
             forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
-            refused(self._container, credentials, forbidden, here.principal)
+            refused(self._container, credentials, forbidden, container.principal)
             raise forbidden
         name = scope.get("state", {}).get("project")
         if name is not None or not scope["path"].startswith(API):
             # Links of a page keep the project's prefix of its address, even for the default
             # project.
-            here = replace(here, pages_at="" if name is None else prefix_of(name))
-        scope.setdefault("state", {})["here"] = here
+            container = replace(container, pages_at="" if name is None else prefix_of(name))
+        scope.setdefault("state", {})["container"] = container
 
     async def _admit_scrape(self, credentials: Credentials) -> None:
         own = self._container.settings.metrics_token
@@ -197,19 +197,19 @@ def _check_site(scope: Scope, credentials: Credentials) -> None:
 # request's project and principal; no router has the container of the process.
 
 
-def here_of(request: Request) -> Container:
+def container_of(request: Request) -> Container:
     """Return the container of an admitted request, limited to the request's project."""
-    container: Container = request.state.here
+    container: Container = request.state.container
     return container
 
 
-async def here(request: Request) -> Container:
+async def _container(request: Request) -> Container:
     """Return the container of a request; for use as a dependency of routes."""
     # Asynchronous, because the framework runs synchronous dependencies in a thread.
-    return here_of(request)
+    return container_of(request)
 
 
-Here = Annotated[Container, Depends(here)]
+RequestContainer = Annotated[Container, Depends(_container)]
 
 
 # Shortest and longest wait between writes of refusals: a single refusal is in the audit log within

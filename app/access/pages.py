@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from app.access.audit import Action, Entry, list_entries
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.access.people import PersonView, list_people
 from app.access.projects import ProjectView, list_projects
 from app.access.tokens import TokenView, list_tokens
@@ -360,7 +360,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of access to the dashboard."""
 
     @routes.get("/access")
-    def access_route(container: Here) -> Response:
+    def access_route(container: RequestContainer) -> Response:
         everywhere = container.everywhere()
         with pages.reading(container) as (_, nav), everywhere.reading() as tx:
             page = access_page(
@@ -379,7 +379,9 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/access/incidents")
-    def incidents_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+    def incidents_route(
+        container: RequestContainer, project: Annotated[str, Query()] = ""
+    ) -> Response:
         # PostgreSQL's text type has no NUL.
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
@@ -389,7 +391,9 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
 
     # Registered before `/incidents/{incident}`, which would match this path, too.
     @routes.get(EVERYWHERE)
-    def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+    def readable_route(
+        container: RequestContainer, project: Annotated[str, Query()] = ""
+    ) -> Response:
         name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             listed = open_everywhere(tx, INCIDENTS, project=name, project_ids=project_ids)
@@ -398,17 +402,21 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     @routes.get(f"{EVERYWHERE}.csv")
-    def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+    def readable_file_route(
+        container: RequestContainer, project: Annotated[str, Query()] = ""
+    ) -> Response:
         name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
         return csv_file("paceline-incidents.csv", incidents_csv(container, name, project_ids))
 
     @routes.get("/access/incidents.csv")
-    def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+    def incidents_file_route(
+        container: RequestContainer, project: Annotated[str, Query()] = ""
+    ) -> Response:
         name = project.replace("\x00", "")
         return csv_file("paceline-incidents.csv", incidents_csv(container, name))
 
     @routes.get("/access/audit")
-    def audit_route(container: Here, before: int | None = None) -> Response:
+    def audit_route(container: RequestContainer, before: int | None = None) -> Response:
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             entries, now = list_entries(tx, LISTED, before=before), tx.now
         older = entries[-1].id if len(entries) == LISTED else None
@@ -416,5 +424,5 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("access/audit.html", nav, entries=shown, older=older, now=now)
 
     @routes.get("/access/{name}.csv")
-    def export_route(container: Here, name: str) -> Response:
+    def export_route(container: RequestContainer, name: str) -> Response:
         return csv_file(f"paceline-{name}.csv", one_of(EXPORTS, name)(container))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.actions.kinds.event import EventType, schema_of
 from app.actions.listed import ActionRow, get_action, list_actions
 from app.actions.models import ActionMode, ActionState
@@ -65,7 +65,7 @@ def router() -> APIRouter:
 
     @routes.get("/event-schemas", summary="The JSON Schema of a type of event")
     def get_schema(
-        _container: Here,
+        _container: RequestContainer,
         type: EventType = EventType.CONFIRMED,  # noqa: A002 - the address's word
     ) -> dict[str, Any]:
         return schema_of(type)
@@ -76,7 +76,7 @@ def router() -> APIRouter:
 def _actions(routes: APIRouter) -> None:
     @routes.get("/actions", summary="Actions on machines, the newest first")
     def get_actions(
-        container: Here,
+        container: RequestContainer,
         limit: Limit = DEFAULT_LIMIT,
         state: Annotated[ActionState | None, Query(description="Only in this state.")] = None,
         host: Annotated[
@@ -89,41 +89,41 @@ def _actions(routes: APIRouter) -> None:
         return ActionListBody(actions=actions)
 
     @routes.get("/actions/{machine_action}", summary="An action")
-    def get_one_action(container: Here, machine_action: uuid.UUID) -> ActionRow:
+    def get_one_action(container: RequestContainer, machine_action: uuid.UUID) -> ActionRow:
         with container.reading() as tx:
             return get_action(tx, machine_action)
 
     @routes.post("/actions/{machine_action}/allow", summary="Allow an action")
-    def post_allow(container: Here, machine_action: uuid.UUID) -> ActionRow:
+    def post_allow(container: RequestContainer, machine_action: uuid.UUID) -> ActionRow:
         """Allow an action that waits for approval, that a limit holds, or that failed."""
         return allow(container, machine_action)
 
     @routes.post("/actions/{machine_action}/decline", summary="Decline an action")
-    def post_decline(container: Here, machine_action: uuid.UUID) -> ActionRow:
+    def post_decline(container: RequestContainer, machine_action: uuid.UUID) -> ActionRow:
         return decline(container, machine_action)
 
     @routes.post("/actions/{machine_action}/release", summary="Undo an action")
-    def post_release(container: Here, machine_action: uuid.UUID) -> ActionRow:
+    def post_release(container: RequestContainer, machine_action: uuid.UUID) -> ActionRow:
         """Release the machine; for a day it is not taken out again without a user's approval."""
         return put_back(container, machine_action)
 
 
 def _policies(routes: APIRouter) -> None:
     @routes.get("/action-policies", summary="Policies of all kinds of actions")
-    def get_policies(container: Here) -> PolicyListBody:
+    def get_policies(container: RequestContainer) -> PolicyListBody:
         with container.reading() as tx:
             return PolicyListBody(policies=list_policies(tx))
 
     @routes.put("/action-policies", summary="Change the policy of a kind of action")
-    def put_policy(container: Here, body: PolicyBody) -> PolicyView:
+    def put_policy(container: RequestContainer, body: PolicyBody) -> PolicyView:
         """Set a policy; a kind configured for the first time, without a mode, is in a dry run."""
         return set_policy(container, body.kind, mode=body.mode, config=body.config)
 
     @routes.get("/action-switch", summary="The kill switch of actions")
-    def get_the_switch(container: Here) -> SwitchView:
+    def get_the_switch(container: RequestContainer) -> SwitchView:
         with container.reading() as tx:
             return get_switch(container.settings, tx)
 
     @routes.put("/action-switch", summary="Stop or resume all actions")
-    def put_switch(container: Here, body: SwitchBody) -> SwitchView:
+    def put_switch(container: RequestContainer, body: SwitchBody) -> SwitchView:
         return set_switch(container, stopped=body.stopped, reason=body.reason)

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.actions.kinds.kind import SENTENCES, Limit
 from app.actions.kinds.registry import KINDS, title_of
 from app.actions.listed import (
@@ -452,7 +452,7 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get(PATH)
     def actions_route(  # noqa: PLR0913 - what an address may ask for
-        container: Here,
+        container: RequestContainer,
         *,
         q: QueryText = "",
         show: QueryText = "",
@@ -477,7 +477,7 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get(f"{PATH}.csv")
     def actions_file_route(  # noqa: PLR0913 - what an address may ask for
-        container: Here,
+        container: RequestContainer,
         *,
         q: QueryText = "",
         show: QueryText = "",
@@ -490,7 +490,7 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file("paceline-actions.csv", Table.of(ActionRow, rows))
 
     @routes.get("/actions-policies.csv")
-    def policies_file_route(container: Here) -> Response:
+    def policies_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             policies = list_policies(tx)
         names = ("kind", "title", "mode", "changed_at", "changed_by")

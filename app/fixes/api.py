@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.report.fix_outcomes import Calibration
 from app.fixes.applied import Realized, apply_fix, calibrations, realized_fixes, take_back
 
@@ -50,7 +50,7 @@ def router() -> APIRouter:
 
     @routes.get("/fixes", summary="Results of applied fixes")
     def get_fixes(
-        container: Here,
+        container: RequestContainer,
         job: Annotated[str | None, Query(description="Of this job only.")] = None,
         session: Annotated[
             uuid.UUID | None, Query(description="Recommended or measured by this session.")
@@ -67,7 +67,7 @@ def router() -> APIRouter:
         status_code=HTTPStatus.NO_CONTENT,
         summary="Mark a recommended fix as applied",
     )
-    def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
+    def post_fix(container: RequestContainer, session: uuid.UUID, body: AppliedBody) -> None:
         """Mark the fix as applied (idempotent); the job's next session measures its gain."""
         apply_fix(container, session, body.action, body.title, body.by)
 
@@ -77,7 +77,7 @@ def router() -> APIRouter:
         summary="Remove the mark of an applied fix",
     )
     def delete_fix(
-        container: Here,
+        container: RequestContainer,
         session: uuid.UUID,
         action: str,
         title: Annotated[str | None, Query(max_length=500)] = None,

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.hangs.document import HangDocument
 from app.analysis.hangs.findings import HangKind
 from app.hangs.read import HangRow, get_hang, hangs_of_job
@@ -123,7 +123,10 @@ def router() -> APIRouter:
         openapi_extra=_CONTENT,
     )
     async def post_hang(
-        container: Here, request: Request, job: Job, query: Annotated[FileOfHang, Query()]
+        container: RequestContainer,
+        request: Request,
+        job: Job,
+        query: Annotated[FileOfHang, Query()],
     ) -> Response:
         """Find the ranks for which the other ranks wait, and store the verdict.
 
@@ -173,7 +176,7 @@ def router() -> APIRouter:
 
     @routes.get("/api/v1/jobs/{job}/hangs", summary="Hangs of a job")
     def get_hangs(
-        container: Here, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
+        container: RequestContainer, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
     ) -> HangsBody:
         """Return the latest hangs first."""
         with container.reading() as tx:
@@ -185,7 +188,9 @@ def router() -> APIRouter:
         summary="State of an archive of a hang",
         responses={404: problems.described("There is none")},
     )
-    def get_upload_state(container: Here, request: Request, upload: uuid.UUID) -> UploadBody:
+    def get_upload_state(
+        container: RequestContainer, request: Request, upload: uuid.UUID
+    ) -> UploadBody:
         pages = server_address(request, container.settings) + container.pages_at
         with container.reading() as tx:
             return UploadBody.of(get_upload(tx, upload), pages)
@@ -195,7 +200,7 @@ def router() -> APIRouter:
         summary="A hang with its whole verdict",
         responses={404: problems.described("There is none")},
     )
-    def get_one(container: Here, hang: uuid.UUID) -> OneHangBody:
+    def get_one(container: RequestContainer, hang: uuid.UUID) -> OneHangBody:
         with container.reading() as tx:
             row, document = get_hang(tx, hang)
         return OneHangBody(hang=row, gpu_hours=row.gpu_hours, document=document)

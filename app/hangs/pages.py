@@ -15,7 +15,7 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.hangs.document import Box, FoldedStack, HangDocument, RankLine, ranks_text
 from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.state import Frame
@@ -532,7 +532,7 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of hangs to the dashboard."""
 
     @routes.get("/hangs/{hang}")
-    def hang_route(container: Here, hang: str) -> Response:
+    def hang_route(container: RequestContainer, hang: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 row, document = get_hang(tx, uuid.UUID(hang))
@@ -546,7 +546,7 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("hangs/page.html", nav, page=page, now=page.now, text=text)
 
     @routes.get("/hangs/{hang}/evidence.zip")
-    def evidence_route(container: Here, hang: uuid.UUID) -> Response:
+    def evidence_route(container: RequestContainer, hang: uuid.UUID) -> Response:
         with container.reading() as tx:
             row, document = get_hang(tx, hang)
         disposition = f'attachment; filename="paceline-hang-{hang}.zip"'
@@ -557,7 +557,7 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/hangs/{hang}/{name}.csv")
-    def file_route(container: Here, hang: uuid.UUID, name: str) -> Response:
+    def file_route(container: RequestContainer, hang: uuid.UUID, name: str) -> Response:
         make = one_of(FILES, name)
         with container.reading() as tx:
             _, document = get_hang(tx, hang)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import AfterValidator, AliasPath, AwareDatetime, BaseModel, ConfigDict, Field
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.hosts.costs import HOSTS, HostRow, Show, Span
@@ -148,7 +148,7 @@ def router() -> APIRouter:
 
     @routes.get("", summary="Hosts, the one that cost most first")
     def get_hosts(  # noqa: PLR0913 - what may be asked for
-        container: Here,
+        container: RequestContainer,
         *,
         since: Since = None,
         until: Until = None,
@@ -179,14 +179,14 @@ def router() -> APIRouter:
 
     @routes.get("/{host}", summary="A host")
     def get_host(
-        container: Here, host: str, since: Since = None, until: Until = None
+        container: RequestContainer, host: str, since: Since = None, until: Until = None
     ) -> HostDetailBody:
         with container.reading() as tx:
             view = host_view(tx, host, Span(since, until))
         return HostDetailBody.model_validate(view)
 
     @routes.post("/{host}/repairs", status_code=CREATED, summary="Note a repair")
-    def post_repair(container: Here, host: str, body: NewRepairBody) -> HostDetailBody:
+    def post_repair(container: RequestContainer, host: str, body: NewRepairBody) -> HostDetailBody:
         """Store a repair; the sessions before and after it show whether it helped."""
         note_repair(container, host, what=body.what, gpu=body.gpu, at=body.at, by=body.by)
         with container.reading() as tx:
@@ -303,7 +303,7 @@ def probes_router() -> APIRouter:
 
     @routes.post("/{host}/probes", status_code=CREATED, summary="Note a probe")
     def post_probe(
-        container: Here, request: Request, host: HostName, body: NewProbeBody
+        container: RequestContainer, request: Request, host: HostName, body: NewProbeBody
     ) -> ProbeBody:
         """Store a probe, and return it compared with devices of the same model on other hosts."""
         note_probe(
@@ -330,13 +330,13 @@ def probes_router() -> APIRouter:
         return _latest(container, request, host)
 
     @routes.get("/{host}/probe", summary="The latest probe of a host")
-    def get_probe(container: Here, request: Request, host: HostName) -> ProbeBody:
+    def get_probe(container: RequestContainer, request: Request, host: HostName) -> ProbeBody:
         return _latest(container, request, host)
 
     return routes
 
 
-def _latest(container: Here, request: Request, host: str) -> ProbeBody:
+def _latest(container: RequestContainer, request: Request, host: str) -> ProbeBody:
     with container.reading() as tx:
         view = latest_probe(tx, host)
     if view is None:

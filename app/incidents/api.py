@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import AwareDatetime, StringConstraints
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.actions.policies import reseal_policies
 from app.incidents.api_bodies import (
     BY,
@@ -137,7 +137,7 @@ class Filters:
 def _reads(routes: APIRouter) -> None:
     @routes.get("/incidents", summary="Incidents, firing ones first")
     def get_incidents(  # noqa: PLR0913 - one for each parameter
-        container: Here,
+        container: RequestContainer,
         *,
         filters: Annotated[Filters, Depends()],
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
@@ -159,7 +159,7 @@ def _reads(routes: APIRouter) -> None:
         return IncidentListBody(incidents=[IncidentBody(**incident_values(row)) for row in rows])
 
     @routes.get("/incidents/{incident}", summary="An incident, its history and comments")
-    def get_one_incident(container: Here, incident: uuid.UUID) -> IncidentDetailBody:
+    def get_one_incident(container: RequestContainer, incident: uuid.UUID) -> IncidentDetailBody:
         with container.reading() as tx:
             view = get_incident(tx, incident)
         return incident_detail_body(view)
@@ -167,7 +167,7 @@ def _reads(routes: APIRouter) -> None:
 
 def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="Apply an order to several incidents")
-    def post_order(container: Here, body: OrderBody) -> OrderOutcome:
+    def post_order(container: RequestContainer, body: OrderBody) -> OrderOutcome:
         """Return the changed incidents, and those that the order does not fit.
 
         If an id is unknown, no incident is changed.
@@ -175,39 +175,49 @@ def _orders(routes: APIRouter) -> None:
         return _order_many(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
-    def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+    def post_ack(
+        container: RequestContainer, incident: uuid.UUID, body: AckBody
+    ) -> IncidentDetailBody:
         return incident_detail_body(
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
 
     @routes.delete("/incidents/{incident}/ack", summary="Undo the acknowledgement")
-    def remove_ack(container: Here, incident: uuid.UUID, by: By = None) -> IncidentDetailBody:
+    def remove_ack(
+        container: RequestContainer, incident: uuid.UUID, by: By = None
+    ) -> IncidentDetailBody:
         """Undo the acknowledgement: the incident fires again and its messages are repeated."""
         return incident_detail_body(unacknowledge_incident(container, incident, by=by))
 
     @routes.post("/incidents/{incident}/silence", summary="Send no messages until a time")
-    def post_silence(container: Here, incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
+    def post_silence(
+        container: RequestContainer, incident: uuid.UUID, body: SilenceBody
+    ) -> IncidentDetailBody:
         return incident_detail_body(
             silence_incident(container, incident, until=body.until, reason=body.reason, by=body.by)
         )
 
     @routes.delete("/incidents/{incident}/silence", summary="End a silence early")
     def remove_silence(
-        container: Here,
+        container: RequestContainer,
         incident: uuid.UUID,
         by: By = None,
     ) -> IncidentDetailBody:
         return incident_detail_body(end_incident_silence(container, incident, by=by))
 
     @routes.post("/incidents/{incident}/resolve", summary="Resolve an incident")
-    def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+    def post_resolve(
+        container: RequestContainer, incident: uuid.UUID, body: AckBody
+    ) -> IncidentDetailBody:
         """Only sessions received after the resolution can make the incident fire again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
 
     @routes.post("/incidents/{incident}/reopen", summary="Reopen an incident")
-    def post_reopen(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+    def post_reopen(
+        container: RequestContainer, incident: uuid.UUID, body: AckBody
+    ) -> IncidentDetailBody:
         """Reopen an incident that a user resolved; sessions before the resolution count again."""
         return incident_detail_body(
             reopen_incident(container, incident, by=body.by, note=body.note)
@@ -234,12 +244,14 @@ def _order_many(container: Container, body: OrderBody) -> OrderOutcome:
 
 def _notes(routes: APIRouter) -> None:
     @routes.post("/incidents/{incident}/comments", status_code=CREATED, summary="Add a comment")
-    def post_comment(container: Here, incident: uuid.UUID, body: SaidBody) -> IncidentDetailBody:
+    def post_comment(
+        container: RequestContainer, incident: uuid.UUID, body: SaidBody
+    ) -> IncidentDetailBody:
         return incident_detail_body(comment_on(container, incident, words=body.words, by=body.by))
 
     @routes.put("/incidents/{incident}/assignee", summary="Set the assignee")
     def put_assignee(
-        container: Here, incident: uuid.UUID, body: AssigneeBody
+        container: RequestContainer, incident: uuid.UUID, body: AssigneeBody
     ) -> IncidentDetailBody:
         assign_incidents(container, [incident], to=body.to, by=body.by)
         with container.reading() as tx:
@@ -265,18 +277,18 @@ def router() -> APIRouter:
 
 def _rules(routes: APIRouter) -> None:
     @routes.get("/alert-rules", summary="Rules by name")
-    def get_rules(container: Here) -> RuleListBody:
+    def get_rules(container: RequestContainer) -> RuleListBody:
         with container.reading() as tx:
             rules = load_rules(tx)
         return RuleListBody(rules=[StoredRuleBody.model_validate(rule) for rule in rules])
 
     @routes.post("/alert-rules", status_code=CREATED, summary="Add a rule")
-    def post_rule(container: Here, body: RuleBody) -> StoredRuleBody:
+    def post_rule(container: RequestContainer, body: RuleBody) -> StoredRuleBody:
         rule = with_new_id(body.rule(uuid.UUID(int=0)))
         return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
 
     @routes.post("/alert-rules/preview", summary="Preview a rule on the last 30 days")
-    def post_preview(container: Here, body: RuleBody) -> PreviewBody:
+    def post_preview(container: RequestContainer, body: RuleBody) -> PreviewBody:
         """Return incidents that the rule would have opened; store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
         previewed = preview(container, rule)
@@ -287,17 +299,17 @@ def _rules(routes: APIRouter) -> None:
         return preview_body(previewed, note)
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
-    def get_one_rule(container: Here, rule: uuid.UUID) -> StoredRuleBody:
+    def get_one_rule(container: RequestContainer, rule: uuid.UUID) -> StoredRuleBody:
         with container.reading() as tx:
             stored = get_rule(tx, rule)
         return StoredRuleBody.model_validate(stored)
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
-    def put_rule(container: Here, rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
+    def put_rule(container: RequestContainer, rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
         return StoredRuleBody.model_validate(save_rule(container, body.rule(rule), new=False))
 
     @routes.delete("/alert-rules/{rule}", status_code=NO_CONTENT, summary="Delete a rule")
-    def remove_rule(container: Here, rule: uuid.UUID) -> Response:
+    def remove_rule(container: RequestContainer, rule: uuid.UUID) -> Response:
         """Delete a rule; incidents that no other rule holds open end."""
         delete_rule(container, rule)
         return Response(status_code=NO_CONTENT)
@@ -305,13 +317,13 @@ def _rules(routes: APIRouter) -> None:
 
 def _channels(routes: APIRouter) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
-    def get_channels(container: Here) -> ChannelListBody:
+    def get_channels(container: RequestContainer) -> ChannelListBody:
         with container.reading() as tx:
             channels = list_channels(tx)
         return ChannelListBody(channels=channels)
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
-    def post_channel(container: Here, body: ChannelBody) -> ChannelView:
+    def post_channel(container: RequestContainer, body: ChannelBody) -> ChannelView:
         return create_channel(
             container,
             name=body.name,
@@ -324,18 +336,20 @@ def _channels(routes: APIRouter) -> None:
         )
 
     @routes.post("/channels/reseal", summary="Encrypt all secrets with the newest key")
-    def post_reseal(container: Here) -> ResealedBody:
+    def post_reseal(container: RequestContainer) -> ResealedBody:
         channels = reseal(container.everywhere())
         reseal_policies(container.everywhere())
         return ResealedBody(channels=channels)
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
-    def get_one_channel(container: Here, channel: uuid.UUID) -> ChannelView:
+    def get_one_channel(container: RequestContainer, channel: uuid.UUID) -> ChannelView:
         with container.reading() as tx:
             return get_channel(tx, channel)
 
     @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
-    def patch_channel(container: Here, channel: uuid.UUID, body: ChannelPatchBody) -> ChannelView:
+    def patch_channel(
+        container: RequestContainer, channel: uuid.UUID, body: ChannelPatchBody
+    ) -> ChannelView:
         return update_channel(
             container,
             channel,
@@ -348,12 +362,12 @@ def _channels(routes: APIRouter) -> None:
         )
 
     @routes.delete("/channels/{channel}", status_code=NO_CONTENT, summary="Delete a channel")
-    def remove_channel(container: Here, channel: uuid.UUID) -> Response:
+    def remove_channel(container: RequestContainer, channel: uuid.UUID) -> Response:
         delete_channel(container, channel)
         return Response(status_code=NO_CONTENT)
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
-    def post_test(container: Here, channel: uuid.UUID) -> TestResult:
+    def post_test(container: RequestContainer, channel: uuid.UUID) -> TestResult:
         """Send a test message; return the receiver's answer within the time limit of an attempt."""
         return send_example(container, channel)
 
@@ -361,7 +375,7 @@ def _channels(routes: APIRouter) -> None:
 def _deliveries(routes: APIRouter) -> None:
     @routes.get("/deliveries", summary="Deliveries, the newest first")
     def get_deliveries(
-        container: Here,
+        container: RequestContainer,
         limit: Limit = DEFAULT_LIMIT,
         channel: Annotated[uuid.UUID | None, Query(description="Only to this channel.")] = None,
         state: Annotated[DeliveryState | None, Query(description="Only in this state.")] = None,
@@ -374,7 +388,7 @@ def _deliveries(routes: APIRouter) -> None:
     @routes.post(
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send a delivery again now"
     )
-    def post_replay(container: Here, delivery: uuid.UUID) -> Response:
+    def post_replay(container: RequestContainer, delivery: uuid.UUID) -> Response:
         """Send the message under its id, unless a later message of the job was sent."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
-from app.access.guard import GuardedRoute, Here, api_router
+from app.access.guard import GuardedRoute, RequestContainer, api_router
 from app.analysis.reference import collect, field_docs
 from app.installation.overview import Queue, TableSize, overview
 from app.installation.readiness import WorkerStatus
@@ -70,7 +70,7 @@ def operation_router() -> APIRouter:
 
     @routes.get("/ingest", summary="How ingest is doing")
     def get_ingest(
-        container: Here,
+        container: RequestContainer,
         since: Annotated[
             AwareDatetime | None,
             Query(alias="from", description="Start; default: a day ago."),
@@ -80,7 +80,7 @@ def operation_router() -> APIRouter:
             return ingest_health(tx, since or tx.now - DAY)
 
     @routes.get("/installation", summary="Queues, workers, storage and quotas")
-    def get_installation(container: Here) -> InstallationBody:
+    def get_installation(container: RequestContainer) -> InstallationBody:
         with container.everywhere().reading() as tx:
             state = overview(container, tx)
         return InstallationBody(

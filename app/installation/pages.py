@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.installation.overview import Overview, Queue, TableSize, overview
 from app.installation.readiness import WorkerStatus
 from app.platform.settings import Settings
@@ -250,7 +250,7 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of ingest health and of the installation to the dashboard."""
 
     @routes.get("/ingest")
-    def ingest_route(container: Here, time: TimeQueryParam) -> Response:
+    def ingest_route(container: RequestContainer, time: TimeQueryParam) -> Response:
         about = time.about()
         with pages.reading(container) as (tx, nav):
             health = ingest_health(tx, about.since(tx.now) or tx.now - _DAY)
@@ -271,14 +271,14 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/ingest/{name}.csv")
-    def ingest_file_route(container: Here, name: str, time: TimeQueryParam) -> Response:
+    def ingest_file_route(container: RequestContainer, name: str, time: TimeQueryParam) -> Response:
         with container.reading() as tx:
             health = ingest_health(tx, time.about().since(tx.now) or tx.now - _DAY)
         table = one_of(ingest_tables(health), name).table
         return csv_file(f"paceline-ingest-{name}.csv", table)
 
     @routes.get("/installation")
-    def installation_route(container: Here) -> Response:
+    def installation_route(container: RequestContainer) -> Response:
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             state = overview(container, tx)
         return pages.render(
@@ -294,7 +294,7 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/installation/{name}.csv")
-    def installation_file_route(container: Here, name: str) -> Response:
+    def installation_file_route(container: RequestContainer, name: str) -> Response:
         with container.everywhere().reading() as tx:
             state = overview(container, tx)
         table = one_of(installation_tables(state, container.settings), name).table

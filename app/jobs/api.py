@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.fleet import Point
 from app.analysis.replay.metrics import STRAGGLING
 from app.incidents.models.tables import IncidentState
@@ -175,7 +175,7 @@ def router() -> APIRouter:
 
     @routes.get("/report", summary="What stragglers cost in a time")
     def get_report(  # noqa: PLR0913 - one for each parameter
-        container: Here,
+        container: RequestContainer,
         since: Since = None,
         until: Until = None,
         *,
@@ -241,7 +241,7 @@ def history_router() -> APIRouter:
 
     @routes.get("/jobs/{job}/history", summary="A job over time")
     def get_history(
-        container: Here,
+        container: RequestContainer,
         job: Annotated[str, Path(description="Name of the job.")],
         since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
         until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
@@ -296,7 +296,7 @@ def jobs_router() -> APIRouter:
 
     @routes.get("/jobs", summary="Jobs, the one that loses most first")
     def get_jobs(  # noqa: PLR0913 - what may be asked for
-        container: Here,
+        container: RequestContainer,
         *,
         q: Annotated[Word, Query(description="Words in a name, a label, a cause or a host.")] = "",
         show: Show = Show.ALL,
@@ -395,7 +395,7 @@ def notes_router() -> APIRouter:
 
     @routes.get("", summary="Notes on a job's time axis")
     def get_notes(
-        container: Here,
+        container: RequestContainer,
         job: JobName,
         since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
         until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
@@ -413,14 +413,14 @@ def notes_router() -> APIRouter:
         summary="Note what happened to a job",
         responses={409: problems.described("It is to come, or the job has too many notes")},
     )
-    def post_note(container: Here, job: JobName, body: NewNoteBody) -> NoteBody:
+    def post_note(container: RequestContainer, job: JobName, body: NewNoteBody) -> NoteBody:
         """Mark a deployment, a change or a remark on the job's time axis."""
         note = write_note(container, job, words=body.text, kind=body.kind, at=body.at, by=body.by)
         return NoteBody.model_validate(note)
 
     @routes.delete("/{note}", status_code=HTTPStatus.NO_CONTENT, summary="Delete a note")
     def remove_note(
-        container: Here,
+        container: RequestContainer,
         job: JobName,
         note: int,
         by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
@@ -480,7 +480,7 @@ def views_router() -> APIRouter:
     }
 
     @routes.get("", summary="Your saved views of the fleet")
-    def get_views(container: Here) -> ViewsBody:
+    def get_views(container: RequestContainer) -> ViewsBody:
         """Return the caller's views; all callers without sign-in share the same views."""
         with container.reading() as tx:
             return ViewsBody(views=list_views(tx, container.principal))
@@ -488,23 +488,23 @@ def views_router() -> APIRouter:
     @routes.post(
         "", status_code=HTTPStatus.CREATED, summary="Save a view of the fleet", responses=taken
     )
-    def post_view(container: Here, body: NewViewBody) -> View:
+    def post_view(container: RequestContainer, body: NewViewBody) -> View:
         """Save a filter and an order under a name."""
         return save_view(container, body.name, body.query)
 
     @routes.get("/{view}", summary="A saved view, whoever saved it")
-    def get_view(container: Here, view: uuid.UUID) -> View:
+    def get_view(container: RequestContainer, view: uuid.UUID) -> View:
         """Return the view behind the link `/views/{view}`."""
         with container.reading() as tx:
             return shared_view(tx, view)
 
     @routes.patch("/{view}", summary="Rename or change a view", responses=taken)
-    def patch_view(container: Here, view: uuid.UUID, body: ChangedViewBody) -> View:
+    def patch_view(container: RequestContainer, view: uuid.UUID, body: ChangedViewBody) -> View:
         """Change a view of the caller."""
         return change_view(container, view, name=body.name, query=body.query)
 
     @routes.delete("/{view}", status_code=HTTPStatus.NO_CONTENT, summary="Delete a view")
-    def delete_one(container: Here, view: uuid.UUID) -> Response:
+    def delete_one(container: RequestContainer, view: uuid.UUID) -> Response:
         """Delete a view of the caller; its link is invalid from then on."""
         delete_view(container, view)
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -524,7 +524,7 @@ def search_router() -> APIRouter:
 
     @routes.get("/search", summary="Jobs, sessions, hosts and incidents by words")
     def get_found(
-        container: Here,
+        container: RequestContainer,
         q: Annotated[
             str,
             Query(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from fastapi import APIRouter, Request, Response
 
-from app.access.guard import PROJECT_HEADER, GuardedRoute, Here
+from app.access.guard import PROJECT_HEADER, GuardedRoute, RequestContainer
 from app.web.addresses import server_address
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def tools_over_http() -> tuple[APIRouter, ...]:
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
 
     @routes.post("/mcp")
-    def call(request: Request, container: Here) -> Response:
+    def call(request: Request, container: RequestContainer) -> Response:
         address = server_address(request, container.settings) + container.pages_at
         return _Tools(request.app, address, request.scope.get("state", {}).get("project"))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.analysis.planning.job.document import JobDocument
@@ -108,7 +108,7 @@ def router() -> APIRouter:
         },
     )
     def post_plan(
-        container: Here,
+        container: RequestContainer,
         request: Request,
         response: Response,
         body: Annotated[object, Depends(_body)],
@@ -128,7 +128,7 @@ def router() -> APIRouter:
         responses={200: {"model": SubmittedBody, "description": "Asked for before"}},
     )
     def post_plan_of_session(
-        container: Here, request: Request, response: Response, session: uuid.UUID
+        container: RequestContainer, request: Request, response: Response, session: uuid.UUID
     ) -> SubmittedBody:
         """Store a plan of a session's measured job, to compare the plan with the running job.
 
@@ -140,7 +140,7 @@ def router() -> APIRouter:
 
     @routes.get("", summary="Plans, newest first")
     def get_plans(
-        container: Here,
+        container: RequestContainer,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> PlanListBody:
         with container.reading() as tx:
@@ -151,7 +151,7 @@ def router() -> APIRouter:
         summary="A plan: its state, its specification, its template",
         response_model_exclude_defaults=True,
     )
-    def get_one(container: Here, plan: uuid.UUID) -> PlanDetail:
+    def get_one(container: RequestContainer, plan: uuid.UUID) -> PlanDetail:
         return _detail(_read(container, plan))
 
     @routes.post(
@@ -159,7 +159,7 @@ def router() -> APIRouter:
         summary="End a plan that is not ready",
         response_model_exclude_defaults=True,
     )
-    def cancel(container: Here, plan: uuid.UUID) -> PlanDetail:
+    def cancel(container: RequestContainer, plan: uuid.UUID) -> PlanDetail:
         """Cancel a plan at once; canceling it again has no effect."""
         cancel_plan(container, plan)
         return _detail(_read(container, plan))

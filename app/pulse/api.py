@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from app.access.guard import Here, api_router, here_of
+from app.access.guard import RequestContainer, api_router, container_of
 from app.jobs.time_axis import known_job
 from app.platform.database.unit_of_work import Reads
 from app.pulse.body import MOST_BYTES, PulseBody
@@ -103,7 +103,7 @@ def router() -> APIRouter:
         decompressed. Unusable parts of it are counted;
         `GET /api/v1/jobs/{job}/pulse/notices` lists the counts.
         """
-        container, ingest = here_of(request), ingest_of(request)
+        container, ingest = container_of(request), ingest_of(request)
         names = asked(PulseNames, "path", request.path_params)
         job, attempt = names.job, names.attempt
 
@@ -137,7 +137,7 @@ def router() -> APIRouter:
 
     @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="Notices of a job's pulse")
     def get_notices(
-        container: Here,
+        container: RequestContainer,
         job: Annotated[str, Path(description="Name of the job.")],
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> NoticesBody:
@@ -157,7 +157,9 @@ def router() -> APIRouter:
         responses={409: problems.described("The job sends no pulse")},
     )
     def post_recording(
-        container: Here, job: Annotated[str, Path(description="Name of the job.")], body: AskBody
+        container: RequestContainer,
+        job: Annotated[str, Path(description="Name of the job.")],
+        body: AskBody,
     ) -> RequestRow:
         """Request a session with the next answer to the job's pulse, or return the open request."""
         request, _ = request_recording_now(container, job, body.steps, body.by)
@@ -165,7 +167,7 @@ def router() -> APIRouter:
 
     @routes.get("/api/v1/jobs/{job}/recordings", summary="Requests for sessions of a job")
     def get_recordings(
-        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+        container: RequestContainer, job: Annotated[str, Path(description="Name of the job.")]
     ) -> RequestsBody:
         """Return the latest 50 requests for sessions, the latest first."""
         with container.reading() as tx:
@@ -209,14 +211,14 @@ def reading_router() -> APIRouter:
 
     @routes.get("/jobs/{job}/pulse", summary="A job's pulse by minute or hour")
     def get_spans(
-        here: Here,
+        container: RequestContainer,
         job: JobName,
         since: Since = None,
         until: Until = None,
         resolution: Length = Resolution.MINUTE,
     ) -> SpansBody:
         """Return step times, tokens a second, time lost and the slowest ranks."""
-        with here.reading() as tx:
+        with container.reading() as tx:
             known_job(tx, job)
             begin, end = _range(tx, since, until)
             return SpansBody(spans=spans_of_job(tx, job, begin, end, resolution))
@@ -228,7 +230,7 @@ def reading_router() -> APIRouter:
         responses=octets,
     )
     def get_map(
-        here: Here,
+        container: RequestContainer,
         job: JobName,
         since: Since = None,
         until: Until = None,
@@ -242,7 +244,7 @@ def reading_router() -> APIRouter:
         computing of the ranks of the same stage, 0 without a value. At most the latest 1,500
         spans and the 2,048 ranks that were slowest in them.
         """
-        with here.reading() as tx:
+        with container.reading() as tx:
             known_job(tx, job)
             begin, end = _range(tx, since, until)
             ranks_over_time = rank_map(tx, job, begin, end, resolution)
@@ -255,13 +257,13 @@ def reading_router() -> APIRouter:
         responses={200: {"content": {PARQUET: {}}}},
     )
     def get_export(
-        here: Here,
+        container: RequestContainer,
         job: JobName,
         attempt: Annotated[int | None, Query(description="Of this attempt; default: all.")] = None,
     ) -> StreamingResponse:
         """Return all stored steps as a Parquet file that `paceline pulse detect` reads."""
         return StreamingResponse(
-            export_pulse(here, job, attempt),
+            export_pulse(container, job, attempt),
             media_type=PARQUET,
             headers={
                 "Content-Disposition": 'attachment; filename="paceline-pulse.parquet"',
@@ -270,15 +272,15 @@ def reading_router() -> APIRouter:
         )
 
     @routes.get("/pulse", summary="Whether the project accepts pulses")
-    def get_switch(here: Here) -> SwitchBody:
+    def get_switch(container: RequestContainer) -> SwitchBody:
         """Return whether the project accepts pulses of its jobs."""
-        with here.reading() as tx:
+        with container.reading() as tx:
             return SwitchBody(on=not pulse_is_off(tx))
 
     @routes.put("/pulse", summary="Accept or refuse the project's pulses")
-    def put_switch(here: Here, body: SwitchBody) -> SwitchBody:
+    def put_switch(container: RequestContainer, body: SwitchBody) -> SwitchBody:
         """Accept or refuse pulses from now on; stored ones stay until retention deletes them."""
-        switch_pulse(here, on=body.on)
+        switch_pulse(container, on=body.on)
         return body
 
     return routes

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.pulse.notices import NoticeKind, describe_ranks
 from app.analysis.wording import gpu_time, hours
 from app.errors import NotFoundError
@@ -474,7 +474,7 @@ def add_pulse_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the live part of a job's page, and its CSV files, to the dashboard."""
 
     @routes.get("/jobs/{job}/live")
-    def live_route(container: Here, job: str) -> Response:
+    def live_route(container: RequestContainer, job: str) -> Response:
         with pages.reading(container) as (tx, nav):
             live = live_job(tx, job)
         if live is None:
@@ -482,7 +482,7 @@ def add_pulse_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("pulse/parts.html", nav, live=live_view(live))
 
     @routes.get("/jobs/{job}/pulse/{name}.csv")
-    def file_route(container: Here, job: str, name: str) -> Response:
+    def file_route(container: RequestContainer, job: str, name: str) -> Response:
         make = one_of(FILES, name)
         with container.reading() as tx:
             live = live_job(tx, job)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.access.projects import project_name
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
@@ -70,13 +70,13 @@ def add_usage_pages(routes: APIRouter, pages: Pages) -> None:
         return quota_uses(project_name(tx), use, container.settings)
 
     @routes.get("/quotas")
-    def quotas_route(container: Here) -> Response:
+    def quotas_route(container: RequestContainer) -> Response:
         with pages.reading(container) as (tx, nav):
             rows, now = read(tx, container), tx.now
         return pages.render("quotas/page.html", nav, now=now, rows=rows)
 
     @routes.get("/quotas.csv")
-    def quotas_file_route(container: Here) -> Response:
+    def quotas_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             rows = read(tx, container)
         return csv_file("paceline-quotas.csv", Table.of(QuotaUse, rows, "quota", "used", "limit"))

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.platform.container import Container
 from app.platform.database.states import SessionState
 from app.retention.delete import delete_job, delete_session
@@ -145,7 +145,7 @@ def router() -> APIRouter:
 
 def _sessions(routes: APIRouter) -> None:
     @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
-    def post_many(container: Here, body: SelectionBody) -> ManyAgain:
+    def post_many(container: RequestContainer, body: SelectionBody) -> ManyAgain:
         """Queue the selected sessions, newest first, for example after an update."""
         selection = Selection(
             tuple(SessionState(state) for state in body.states), body.job, body.before
@@ -158,24 +158,24 @@ def _sessions(routes: APIRouter) -> None:
         summary="Analyze a session again",
         responses={409: problems.described("Its operations still arrive, or are gone")},
     )
-    def post_again(container: Here, session: uuid.UUID) -> Again:
+    def post_again(container: RequestContainer, session: uuid.UUID) -> Again:
         """Queue another analysis; the session's report stays until the new report replaces it."""
         return analyze_again(container, session)
 
     @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
-    def put_pin(container: Here, session: uuid.UUID) -> Response:
+    def put_pin(container: RequestContainer, session: uuid.UUID) -> Response:
         """Exempt the session from the retention rules."""
         pin_session(container, session, pinned=True)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Unpin a session")
-    def delete_pin(container: Here, session: uuid.UUID) -> Response:
+    def delete_pin(container: RequestContainer, session: uuid.UUID) -> Response:
         """Subject the session to the retention rules again."""
         pin_session(container, session, pinned=False)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
-    def remove_session(container: Here, session: uuid.UUID) -> Response:
+    def remove_session(container: RequestContainer, session: uuid.UUID) -> Response:
         """Hide the session at once; its storage is freed within minutes."""
         delete_session(container, session)
         return Response(status_code=NO_CONTENT)
@@ -183,7 +183,7 @@ def _sessions(routes: APIRouter) -> None:
 
 def _jobs(routes: APIRouter) -> None:
     @routes.patch("/jobs/{job}", status_code=NO_CONTENT, summary="Rename or archive a job")
-    def patch_job(container: Here, job: JobName, body: JobChangeBody) -> Response:
+    def patch_job(container: RequestContainer, job: JobName, body: JobChangeBody) -> Response:
         """Rename or archive a job; sessions sent under its old name form another job."""
         if body.archived is not None:
             archive_job(container, job, archived=body.archived)
@@ -192,7 +192,7 @@ def _jobs(routes: APIRouter) -> None:
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/jobs/{job}", status_code=NO_CONTENT, summary="Delete a job")
-    def remove_job(container: Here, job: JobName) -> Response:
+    def remove_job(container: RequestContainer, job: JobName) -> Response:
         """Delete the job with its sessions, reports, incidents and tensor-parallel groups."""
         delete_job(container, job)
         return Response(status_code=NO_CONTENT)
@@ -200,7 +200,7 @@ def _jobs(routes: APIRouter) -> None:
 
 def _retention(routes: APIRouter) -> None:
     @routes.get("/retention", summary="What the project keeps")
-    def get_retention(container: Here) -> RetentionStateBody:
+    def get_retention(container: RequestContainer) -> RetentionStateBody:
         """Return the retention rules, and the number and bytes of the stored items of each kind."""
         return _state(container)
 
@@ -209,7 +209,7 @@ def _retention(routes: APIRouter) -> None:
         summary="Change the project&#39;s retention rules",
         responses={422: problems.described("A rule cannot be used")},
     )
-    def put_retention(container: Here, body: RetentionBody) -> RetentionStateBody:
+    def put_retention(container: RequestContainer, body: RetentionBody) -> RetentionStateBody:
         """Store the rules; items that exceed them are deleted within minutes, the oldest first."""
         set_rules(container, retention_rules(body.model_dump()))
         return _state(container)
@@ -219,7 +219,7 @@ def _retention(routes: APIRouter) -> None:
         summary="What retention rules would take away now",
         responses={422: problems.described("A rule cannot be used")},
     )
-    def post_preview(container: Here, body: RetentionBody) -> LossesBody:
+    def post_preview(container: RequestContainer, body: RetentionBody) -> LossesBody:
         """Count the items that the rules would delete; nothing is changed."""
         rules = retention_rules(body.model_dump())
         with container.reading() as tx:
@@ -246,7 +246,7 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_session_export(container: Here, session: uuid.UUID) -> StreamingResponse:
+    def get_session_export(container: RequestContainer, session: uuid.UUID) -> StreamingResponse:
         """Return a tar file with metadata, operations as Parquet, report and heatmaps."""
         return _download(export_session(container, session), f"paceline-session-{session}")
 
@@ -256,7 +256,7 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_job_export(container: Here, job: JobName) -> StreamingResponse:
+    def get_job_export(container: RequestContainer, job: JobName) -> StreamingResponse:
         """Return all sessions of the job as a tar file, the oldest first."""
         return _download(export_job(container, job), "paceline-job")
 
@@ -266,7 +266,7 @@ def _exports(routes: APIRouter) -> None:
         response_class=Response,
         responses=answers,
     )
-    def get_project_export(container: Here) -> StreamingResponse:
+    def get_project_export(container: RequestContainer) -> StreamingResponse:
         """Return all sessions of the project as a tar file, the oldest first."""
         return _download(export_project(container), "paceline-project")
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.access.projects import project_name
 from app.pulse.receive import pulse_is_off
 from app.retention.kinds import KINDS
@@ -97,7 +97,7 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
     """Add the page of retention rules to the dashboard."""
 
     @routes.get("/retention")
-    def retention_route(container: Here) -> Response:
+    def retention_route(container: RequestContainer) -> Response:
         with pages.reading(container) as (tx, nav):
             rules, uses = rules_of(tx), uses_of(tx)
             project, pulse_off = project_name(tx), pulse_is_off(tx)
@@ -113,7 +113,7 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/retention.csv")
-    def retention_file_route(container: Here) -> Response:
+    def retention_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             rules, uses = rules_of(tx), uses_of(tx)
         return csv_file("paceline-retention.csv", Table.of(KindUse, kind_uses(rules, uses)))

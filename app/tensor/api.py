@@ -13,7 +13,7 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.mitigation.tensor.advice import advise
 from app.analysis.mitigation.tensor.document import MitigationDocument
 from app.errors import BodyTooLargeError, BusyError, InvalidTensorError
@@ -213,7 +213,7 @@ def router() -> APIRouter:
         openapi_extra=described_body(WrittenTimings),
     )
     def post_timings(
-        container: Here, waiting: Waits, job: str, group: GroupName, body: Body
+        container: RequestContainer, waiting: Waits, job: str, group: GroupName, body: Body
     ) -> Received:
         """Store a group's times, and return the newest plan that follows from them.
 
@@ -230,7 +230,7 @@ def router() -> APIRouter:
         responses={204: {"description": "None is newer, after the wait"}},
     )
     async def get_plan(  # noqa: PLR0913, PLR0917 - what is asked for
-        container: Here,
+        container: RequestContainer,
         waiting: Waits,
         job: str,
         group: GroupName,
@@ -254,7 +254,7 @@ def router() -> APIRouter:
         openapi_extra=described_body(WrittenAck),
     )
     def post_ack(  # noqa: PLR0913, PLR0917 - what is asked for
-        container: Here,
+        container: RequestContainer,
         waiting: Waits,
         job: str,
         group: GroupName,
@@ -292,7 +292,7 @@ def switch_router() -> APIRouter:
         )
 
     @routes.get("", summary="Whether a job's tensor-parallel plans are applied")
-    def get_mode(container: Here, job: str) -> SwitchBody:
+    def get_mode(container: RequestContainer, job: str) -> SwitchBody:
         return read(container, job)
 
     @routes.put(
@@ -301,7 +301,7 @@ def switch_router() -> APIRouter:
         openapi_extra=described_body(WrittenSwitch),
     )
     def put_mode(
-        container: Here,
+        container: RequestContainer,
         waiting: Waits,
         job: str,
         body: Annotated[object, Depends(read_body)],

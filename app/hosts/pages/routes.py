@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.hosts.costs import PAGE, Hosts, HostSums, Show, Span
@@ -36,7 +36,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/hosts")
     def hosts_route(  # noqa: PLR0913 - what an address may ask for
-        container: Here,
+        container: RequestContainer,
         time: TimeQueryParam,
         *,
         q: Text = "",
@@ -53,7 +53,11 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/hosts.csv")
     def hosts_file_route(
-        container: Here, time: TimeQueryParam, q: Text = "", show: Text = "", sort: Text = ""
+        container: RequestContainer,
+        time: TimeQueryParam,
+        q: Text = "",
+        show: Text = "",
+        sort: Text = "",
     ) -> Response:
         with container.reading() as tx:
             span, words = _span(tx, time.about(MONTH)), q[:MAX_WORDS].strip()
@@ -61,13 +65,15 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file("paceline-hosts.csv", Written(HEADER, lines))
 
     @routes.get("/hosts-not-blamed.csv")
-    def alike_file_route(container: Here, time: TimeQueryParam) -> Response:
+    def alike_file_route(container: RequestContainer, time: TimeQueryParam) -> Response:
         with container.reading() as tx:
             hosts = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
         return csv_file("paceline-hosts-not-blamed.csv", Table.of(HostSums, hosts.look_alikes))
 
     @routes.get("/hosts/{host}")
-    def host_route(request: Request, container: Here, host: str, time: TimeQueryParam) -> Response:
+    def host_route(
+        request: Request, container: RequestContainer, host: str, time: TimeQueryParam
+    ) -> Response:
         about = time.about(MONTH)
         with pages.reading(container) as (tx, nav):
             running, probe = host_now(tx, host), latest_probe(tx, host)
@@ -89,7 +95,9 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/hosts/{host}/{name}.csv")
-    def host_file_route(container: Here, host: str, name: str, time: TimeQueryParam) -> Response:
+    def host_file_route(
+        container: RequestContainer, host: str, name: str, time: TimeQueryParam
+    ) -> Response:
         if name == "probes":
             with container.reading() as tx:
                 return csv_file(

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.actions.listed import MachineActions, machine_actions
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
@@ -97,11 +97,15 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/incidents")
-    def incidents_route(container: Here, request: Request, query: IncidentsQueryParam) -> Response:
+    def incidents_route(
+        container: RequestContainer, request: Request, query: IncidentsQueryParam
+    ) -> Response:
         return show(container, query, None, plain=not request.query_params)
 
     @routes.get("/incidents/{incident}")
-    def incident_route(container: Here, incident: str, query: IncidentsQueryParam) -> Response:
+    def incident_route(
+        container: RequestContainer, incident: str, query: IncidentsQueryParam
+    ) -> Response:
         return show(container, query, incident)
 
 
@@ -126,21 +130,23 @@ def _add_evidence(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/incidents/{incident}/evidence")
-    def evidence_route(container: Here, incident: str) -> Response:
+    def evidence_route(container: RequestContainer, incident: str) -> Response:
         return proof(container, incident, packed=False)
 
     @routes.get("/incidents/{incident}/evidence.zip")
-    def evidence_zip_route(container: Here, incident: str) -> Response:
+    def evidence_zip_route(container: RequestContainer, incident: str) -> Response:
         return proof(container, incident, packed=True)
 
 
 def _add_incident_files(routes: APIRouter) -> None:
     @routes.get("/incidents.csv")
-    def incidents_file_route(container: Here, query: IncidentsQueryParam) -> Response:
+    def incidents_file_route(container: RequestContainer, query: IncidentsQueryParam) -> Response:
         return csv_file("paceline-incidents.csv", incidents_csv(container, query))
 
     @routes.get("/incidents/{incident}/{name}.csv")
-    def incident_file_route(container: Here, incident: uuid.UUID, name: str) -> Response:
+    def incident_file_route(
+        container: RequestContainer, incident: uuid.UUID, name: str
+    ) -> Response:
         with container.reading() as tx:
             life = incident_life(tx, incident)
             if name == "fixes":
@@ -173,27 +179,29 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
         return pages.render("incidents/channels.html", nav, page=page, now=page.now)
 
     @routes.get("/channels")
-    def channels_route(container: Here) -> Response:
+    def channels_route(container: RequestContainer) -> Response:
         return show(container)
 
     @routes.get("/channels.csv")
-    def channels_file_route(container: Here) -> Response:
+    def channels_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             table = channels_csv(*channels_and_tallies(tx))
         return csv_file("paceline-channels.csv", table)
 
     @routes.get("/channels-undelivered.csv")
-    def undelivered_file_route(container: Here, channel: uuid.UUID | None = None) -> Response:
+    def undelivered_file_route(
+        container: RequestContainer, channel: uuid.UUID | None = None
+    ) -> Response:
         with container.reading() as tx:
             lost = [item.delivery for item in undelivered(tx, channel)[0]]
         return csv_file("paceline-undelivered.csv", Table.of(DeliveryRow, lost))
 
     @routes.get("/channels/new")
-    def new_channel_route(container: Here) -> Response:
+    def new_channel_route(container: RequestContainer) -> Response:
         return show(container, adding=True)
 
     @routes.get("/channels/{channel}")
-    def channel_route(container: Here, channel: str) -> Response:
+    def channel_route(container: RequestContainer, channel: str) -> Response:
         return show(container, channel)
 
 
@@ -226,15 +234,15 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("incidents/rules.html", nav, page=page)
 
     @routes.get("/rules")
-    def rules_route(container: Here) -> Response:
+    def rules_route(container: RequestContainer) -> Response:
         return show(container, None)
 
     @routes.get("/rules.csv")
-    def rules_file_route(container: Here) -> Response:
+    def rules_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             table = rules_csv(load_rules(tx), list_channels(tx))
         return csv_file("paceline-rules.csv", table)
 
     @routes.get("/rules/{rule}")
-    def rule_route(container: Here, rule: str) -> Response:
+    def rule_route(container: RequestContainer, rule: str) -> Response:
         return show(container, rule)

@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.report.session_verdict import KINDS
 from app.jobs.fleet_costs import (
     CauseCost,
@@ -115,7 +115,9 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages and files of the fleet's report to the dashboard."""
 
     @routes.get("/report")
-    def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:
+    def report_route(
+        container: RequestContainer, time: TimeQueryParam, query: ReportQueryParam
+    ) -> Response:
         about = time.about(WEEK)
         with pages.reading(container) as (tx, nav):
             report = fleet_report(tx, about.since(tx.now), about.end, query.filters)
@@ -125,7 +127,7 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/report/{name}.csv")
     def report_file_route(
-        container: Here, name: str, time: TimeQueryParam, query: ReportQueryParam
+        container: RequestContainer, name: str, time: TimeQueryParam, query: ReportQueryParam
     ) -> Response:
         about = time.about(WEEK)
         with container.reading() as tx:
@@ -167,7 +169,7 @@ def figures_page(
     """Return the tab of the fleet with the paper's figures."""
     parameters = {"team": filters.team, "owner": filters.owner, "label": filters.label}
     time = about.parameters(default=ALL)
-    here = Address("/", {"tab": "figures", **time, **parameters})
+    container = Address("/", {"tab": "figures", **time, **parameters})
     csv = Address(FILE, {**time, **parameters}).but()
     slow = sum(job.straggles for job in jobs)
     return FiguresPage(
@@ -196,5 +198,7 @@ def figures_page(
         range=range_choices(about),
         filters=filters,
         kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
-        cleared_url=here.but(team=None, owner=None, label=None) if filters.has_criteria else "",
+        cleared_url=container.but(team=None, owner=None, label=None)
+        if filters.has_criteria
+        else "",
     )

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.fixes.applied import realized_fixes
@@ -62,7 +62,7 @@ def add_job_pages(routes: APIRouter, pages: Pages) -> None:
 def _add_fleet(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
     def fleet_route(
-        container: Here, request: Request, time: TimeQueryParam, query: FleetQueryParam
+        container: RequestContainer, request: Request, time: TimeQueryParam, query: FleetQueryParam
     ) -> Response:
         about = time.about()
         if query.figures:
@@ -106,7 +106,7 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/views/{view}")
-    def view_route(container: Here, view: str) -> Response:
+    def view_route(container: RequestContainer, view: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 saved = shared_view(tx, uuid.UUID(view))
@@ -119,7 +119,11 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
 def _add_job(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/jobs/{job}")
     def job_route(
-        container: Here, job: str, time: TimeQueryParam, sort: QueryText = "", page: QueryText = ""
+        container: RequestContainer,
+        job: str,
+        time: TimeQueryParam,
+        sort: QueryText = "",
+        page: QueryText = "",
     ) -> Response:
         about = time.about(ALL)
         parameters = {**time.parameters, "sort": sort, "page": page}
@@ -193,22 +197,22 @@ def _job_axis(container: Container, job: str, time: TimeQuery) -> JobAxis:
 
 def _add_exports(routes: APIRouter) -> None:
     @routes.get("/jobs/{job}/sessions.csv")
-    def job_sessions_route(container: Here, job: str, time: TimeQueryParam) -> Response:
+    def job_sessions_route(container: RequestContainer, job: str, time: TimeQueryParam) -> Response:
         return csv_file("paceline-job-sessions.csv", sessions_csv(_job_axis(container, job, time)))
 
     @routes.get("/jobs/{job}/marks.csv")
-    def job_marks_route(container: Here, job: str, time: TimeQueryParam) -> Response:
+    def job_marks_route(container: RequestContainer, job: str, time: TimeQueryParam) -> Response:
         return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
 
     @routes.get("/jobs/{job}/hangs.csv")
-    def job_hangs_route(container: Here, job: str) -> Response:
+    def job_hangs_route(container: RequestContainer, job: str) -> Response:
         with container.reading() as tx:
             known_job(tx, job)
             hangs = hangs_of_job(tx, job)
         return csv_file("paceline-job-hangs.csv", hangs_csv(hangs))
 
     @routes.get("/jobs/{job}/fixes.csv")
-    def job_fixes_route(container: Here, job: str) -> Response:
+    def job_fixes_route(container: RequestContainer, job: str) -> Response:
         with container.reading() as tx:
             known_job(tx, job)
             fixes = realized_fixes(tx, job=job)
@@ -216,7 +220,7 @@ def _add_exports(routes: APIRouter) -> None:
 
     @routes.get("/fleet/{name}.csv")
     def fleet_file_route(
-        container: Here, name: str, time: TimeQueryParam, query: FleetQueryParam
+        container: RequestContainer, name: str, time: TimeQueryParam, query: FleetQueryParam
     ) -> Response:
         if name == "fixes":
             with container.reading() as tx:

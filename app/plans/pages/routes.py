@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec import METHODS, OBJECTIVES, Method, Objective
@@ -201,7 +201,7 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of plans to the dashboard."""
 
     @routes.get("/plans")
-    def plans_route(container: Here, of: str = "", preset: str = "") -> Response:
+    def plans_route(container: RequestContainer, of: str = "", preset: str = "") -> Response:
         form = EMPTY_FORM
         if preset in JOB_PRESETS:
             chosen = JOB_PRESETS[preset]
@@ -253,7 +253,7 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/plans/{plan}")
-    def plan_route(container: Here, request: Request, plan: str) -> Response:
+    def plan_route(container: RequestContainer, request: Request, plan: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 view = get_plan(tx, uuid.UUID(plan))
@@ -268,13 +268,13 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
 
 def _add_files(routes: APIRouter) -> None:
     @routes.get("/plans.csv")
-    def plans_file_route(container: Here) -> Response:
+    def plans_file_route(container: RequestContainer) -> Response:
         with container.reading() as tx:
             rows = read(tx, PLANS, limit=LISTED)
         return csv_file("paceline-plans.csv", Table.of(PlanSummary, rows))
 
     @routes.get("/plans/{plan}/{name}")
-    def file_route(container: Here, plan: uuid.UUID, name: str) -> Response:
+    def file_route(container: RequestContainer, plan: uuid.UUID, name: str) -> Response:
         with container.reading() as tx:
             view = get_plan(tx, plan)
         file_name = f"paceline-plan-{str(plan)[:8]}-{name}"

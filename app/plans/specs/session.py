@@ -99,8 +99,8 @@ def session_job(meta: SessionMeta) -> SessionJob:
         raise _unfit("hosts", "all nodes of a job need as many GPUs")
     if sizes.cp > 1:
         raise _unfit("cp", "jobs with context parallelism are not planned")
-    here = next(iter(each.values())) * sizes.world // len(meta.hosts)
-    return SessionJob(meta, layers, batch, types, here)
+    container = next(iter(each.values())) * sizes.world // len(meta.hosts)
+    return SessionJob(meta, layers, batch, types, container)
 
 
 def spec_of_session(

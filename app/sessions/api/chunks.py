@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from app.access.guard import Here, api_router, here_of
+from app.access.guard import RequestContainer, api_router, container_of
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.model import SessionMeta
 from app.errors import PacelineError
@@ -155,7 +155,7 @@ def router() -> APIRouter:
         chunk, in the session, and in the response to the seal. Sending the same bytes again returns
         the reason.
         """
-        container, ingest = here_of(request), ingest_of(request)
+        container, ingest = container_of(request), ingest_of(request)
         path = asked(ChunkNames, "path", request.path_params).path()
         query = _NO_QUERY
         if request.query_params:
@@ -188,7 +188,7 @@ def router() -> APIRouter:
         openapi_extra=BATCH_CONTENT,
     )
     async def post_chunks(  # noqa: PLR0913, PLR0917 - the path, and who asks
-        container: Here,
+        container: RequestContainer,
         request: Request,
         job: Job,
         attempt: Attempt,
@@ -251,7 +251,7 @@ def router() -> APIRouter:
         },
     )
     def post_seal(
-        container: Here, request: Request, job: Job, attempt: Attempt, session: Number
+        container: RequestContainer, request: Request, job: Job, attempt: Attempt, session: Number
     ) -> Response:
         receipt = seal_session(container, job, attempt, session)
         return answer(
@@ -305,7 +305,7 @@ def attempts_router() -> APIRouter:
 
     @routes.post("/api/v1/jobs/{job}/finish", status_code=204, summary="Say that a job has ended")
     def post_finish(
-        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+        container: RequestContainer, job: Annotated[str, Path(description="Name of the job.")]
     ) -> Response:
         """Record that the job has ended: its silence is no incident until it starts again."""
         finish_job(container, job)
@@ -322,7 +322,7 @@ def attempts_router() -> APIRouter:
         },
     )
     def post_attempt(
-        container: Here,
+        container: RequestContainer,
         job: Annotated[str, Path(description="Name of the job; made if it is new.")],
         body: RunBody,
     ) -> JSONResponse:

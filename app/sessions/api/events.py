@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.sessions.api.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
 from app.sessions.read import no_session
 
@@ -29,7 +29,7 @@ def router(live: LiveStates) -> APIRouter:
     routes = api_router("events", "/api/v1")
 
     async def fleet_stream(
-        container: Here, last_event_id: LastEventId = None
+        container: RequestContainer, last_event_id: LastEventId = None
     ) -> AsyncIterator[Stream]:
         # Subscribe before reading the states: otherwise changes between the two steps would be
         # lost.
@@ -39,7 +39,9 @@ def router(live: LiveStates) -> APIRouter:
             stream.push(await recent(container, LONGEST_TRANSACTION_S, after_us))
             yield stream
 
-    async def session_stream(container: Here, session: uuid.UUID) -> AsyncIterator[Stream]:
+    async def session_stream(
+        container: RequestContainer, session: uuid.UUID
+    ) -> AsyncIterator[Stream]:
         with live.stream(container.project_id, session) as stream:
             current = await states(container, [session])
             if not current:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from app.access.guard import Here, api_router
+from app.access.guard import RequestContainer, api_router
 from app.analysis.budget.split import Shares
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
@@ -167,7 +167,7 @@ def router() -> APIRouter:
 
     @routes.get("", summary="Sessions, newest first")
     def get_sessions(
-        container: Here,
+        container: RequestContainer,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
         job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
         state: StateFilter = None,
@@ -177,7 +177,7 @@ def router() -> APIRouter:
         return SessionListBody(sessions=[session_body(row) for row in rows])
 
     @routes.get("/{session}", summary="State and coverage of a session")
-    def get_one(container: Here, session: uuid.UUID) -> SessionDetailBody:
+    def get_one(container: RequestContainer, session: uuid.UUID) -> SessionDetailBody:
         with container.reading() as tx:
             view = get_session(tx, session, container.settings)
         return SessionDetailBody(
@@ -201,7 +201,7 @@ def router() -> APIRouter:
             }
         },
     )
-    def get_report(container: Here, session: uuid.UUID) -> Response:
+    def get_report(container: RequestContainer, session: uuid.UUID) -> Response:
         with container.reading() as tx:
             text = report_json(tx, session)
         return Response(text, media_type="application/json")
@@ -221,7 +221,7 @@ def router() -> APIRouter:
         },
     )
     def get_heatmap(
-        container: Here,
+        container: RequestContainer,
         session: uuid.UUID,
         step: Annotated[
             int | None, Query(description="A training step; without it the mean of all.")
@@ -242,7 +242,7 @@ def router() -> APIRouter:
         response_model=dict[str, Any],
     )
     def get_timeline(
-        container: Here,
+        container: RequestContainer,
         session: uuid.UUID,
         step: Step,
         dp: DpRanks = None,
@@ -407,7 +407,7 @@ def what_if_router() -> APIRouter:
 
     @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
     def ask(
-        container: Here,
+        container: RequestContainer,
         session: uuid.UUID,
         question: Annotated[WrittenQuestion, Body(openapi_examples={"fix": {"value": EXAMPLE}})],
     ) -> AnswerBody:
@@ -444,7 +444,9 @@ def compare_router() -> APIRouter:
     routes = api_router("sessions", "/api/v1")
 
     @routes.get("/sessions/{session}/compare/{other}", summary="What changed between two sessions")
-    def get_comparison(container: Here, session: uuid.UUID, other: uuid.UUID) -> ComparisonBody:
+    def get_comparison(
+        container: RequestContainer, session: uuid.UUID, other: uuid.UUID
+    ) -> ComparisonBody:
         """Compare two sessions: `session` is the earlier side, `other` the later side."""
         with container.reading() as tx:
             comparison = compare_sessions(tx, session, other)

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from app.access.guard import Here, api_router, here_of
+from app.access.guard import RequestContainer, api_router, container_of
 from app.analysis.trace.metadata import Unmapped, parse_metadata
 from app.analysis.trace.model import SessionMeta
 from app.platform.container import Container
@@ -192,7 +192,7 @@ def router() -> APIRouter:
         parameters; those of an archive also in a file `meta.yaml`. Sending the same body again
         returns 200 and the existing session.
         """
-        container, ingest = here_of(request), ingest_of(request)
+        container, ingest = container_of(request), ingest_of(request)
         job = asked(SessionNames, "path", request.path_params).job
         query = asked(QueryMetadata, "query", request.query_params)
 
@@ -297,7 +297,7 @@ def folders_router() -> APIRouter:
         },
     )
     async def post_look(
-        container: Here,  # noqa: ARG001 - who asks was let in
+        container: RequestContainer,  # noqa: ARG001 - who asks was let in
         request: Request,
     ) -> Response | FolderLook:
         """Return which files of a folder are recordings, judged by their beginnings; store nothing.
@@ -316,7 +316,7 @@ def folders_router() -> APIRouter:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @routes.get(FOLDER_ROUTE, summary="What has come of a folder")
-    def get_folder(container: Here, job: Job, folder: Folder) -> FolderBody:
+    def get_folder(container: RequestContainer, job: Job, folder: Folder) -> FolderBody:
         upload = folder_upload(container, job, folder)
         if upload is None:
             return FolderBody()
@@ -335,7 +335,7 @@ def folders_router() -> APIRouter:
         openapi_extra=TRACE_CONTENT,
     )
     async def put_file(
-        container: Here,
+        container: RequestContainer,
         request: Request,
         job: Job,
         folder: Folder,
@@ -364,7 +364,7 @@ def folders_router() -> APIRouter:
         },
     )
     def post_seal(
-        container: Here, request: Request, job: Job, folder: Folder, body: SealBody
+        container: RequestContainer, request: Request, job: Job, folder: Folder, body: SealBody
     ) -> Response:
         receipt = seal_folder(container, job, folder, body.not_read)
         return answer(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.diagnosis.causes.registry import blames_machine, title_of
 from app.analysis.report.document import Recommendation, Report
 from app.analysis.report.session_verdict import blamed_gpus
@@ -446,7 +446,7 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/compare")
     def compare_route(
-        container: Here,
+        container: RequestContainer,
         *,
         a: QueryText = "",
         b: QueryText = "",
@@ -465,7 +465,7 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/compare/times")
     def compare_times_route(  # noqa: PLR0913 - what an address may ask for
-        container: Here,
+        container: RequestContainer,
         *,
         job: QueryText = "",
         a_from: QueryText = "",
@@ -485,7 +485,9 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("sessions/compare/times.html", nav, page=page, now=comparison.now)
 
     @routes.get("/compare/{name}.csv")
-    def compare_file_route(container: Here, name: str, a: uuid.UUID, b: uuid.UUID) -> Response:
+    def compare_file_route(
+        container: RequestContainer, name: str, a: uuid.UUID, b: uuid.UUID
+    ) -> Response:
         make = one_of(EXPORTS, name)
         with container.reading() as tx:
             comparison = compare_sessions(tx, a, b)
@@ -496,7 +498,7 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/compare/times/{name}.csv")
     def compare_times_file_route(  # noqa: PLR0913 - what an address may ask for
-        container: Here,
+        container: RequestContainer,
         name: str,
         job: str,
         *,

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.fixes.applied import realized_fixes
@@ -32,7 +32,9 @@ def add_session_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the routes of a session's page and of its CSV tables."""
 
     @routes.get("/sessions/{session}")
-    def session_route(container: Here, session: str, query: SessionQueryParam) -> Response:
+    def session_route(
+        container: RequestContainer, session: str, query: SessionQueryParam
+    ) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 view = get_session(tx, uuid.UUID(session), container.settings)
@@ -89,7 +91,9 @@ def add_session_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/sessions/{session}/{name}.csv")
-    def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
+    def export_route(
+        container: RequestContainer, session: uuid.UUID, name: str, step: Step = None
+    ) -> Response:
         of_step = step if name == "workers" else None
         with container.reading() as tx:
             view = get_session(tx, session, container.settings)

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from app.access.guard import Here
+from app.access.guard import RequestContainer
 from app.analysis.json_text import to_json
 from app.analysis.mitigation.tensor.advice import advise
 from app.analysis.mitigation.tensor.document import Method, MitigationDocument
@@ -465,7 +465,7 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of tensor-parallel groups to the dashboard."""
 
     @routes.get("/jobs/{job}/tensor")
-    def groups_route(container: Here, job: str) -> Response:
+    def groups_route(container: RequestContainer, job: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 groups = list_groups(tx, job)
@@ -474,13 +474,13 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("tensor/list.html", nav, page=groups_page(groups), now=groups.now)
 
     @routes.get("/jobs/{job}/tensor.csv")
-    def groups_file_route(container: Here, job: str) -> Response:
+    def groups_file_route(container: RequestContainer, job: str) -> Response:
         with container.reading() as tx:
             groups = list_groups(tx, job)
         return csv_file("paceline-tensor-groups.csv", groups_csv(groups))
 
     @routes.get("/jobs/{job}/tensor/{group}")
-    def group_route(container: Here, job: str, group: str) -> Response:
+    def group_route(container: RequestContainer, job: str, group: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 view = group_view(tx, job, group)
@@ -489,7 +489,7 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("tensor/page.html", nav, page=group_page(view), now=view.now)
 
     @routes.get("/jobs/{job}/tensor/{group}/{name}")
-    def file_route(container: Here, job: str, group: str, name: str) -> Response:
+    def file_route(container: RequestContainer, job: str, group: str, name: str) -> Response:
         make = FILES.get(name)
         if make is None:
             raise NotFoundError(f"There is no {name} of a tensor-parallel group.")
