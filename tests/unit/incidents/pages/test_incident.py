@@ -158,7 +158,7 @@ def test_more_than_a_page_of_them() -> None:
     assert last.lines[0].url.endswith("?page=3")
 
 
-def test_what_was_searched_for_is_said_in_the_heading() -> None:
+def test_the_heading_contains_the_searched_words() -> None:
     page = page_of(listed(row(incident())), q="node-7")
     assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == "1 matching incident fires"
     assert page.title == "Incidents: 1 found"
