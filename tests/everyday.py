@@ -1,8 +1,8 @@
-"""Which tests run every day, with `make test`; `make test-all` runs the others as well.
+"""The tests that `make test` runs every day; `make test-all` runs the others too.
 
-Of `tests/unit` and `tests/golden` all run every day that are not marked `slow`. Elsewhere, where
-servers, processes and browsers are started, only the first test of each file runs every day, `slow`
-or not: write the plain case first.
+In `tests/unit` and `tests/golden` these are all tests that are not marked `slow`. Other tests start
+servers, processes and browsers; only the first test of each file runs every day, even if it is
+marked `slow`: write the plain case first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     import pytest
 
-# They are cheap.
+# Folders whose tests are cheap.
 ALL_OF_FILE: Final = ("tests/unit/", "tests/golden/")
 
-# None of these: soaks and benchmarks, sites and demos that are built, drawn bodies of every route,
-# every cause on every surface, ranks of PyTorch that train for long.
+# Not daily: soaks, benchmarks, builds of sites and demos, random bodies for every route, every
+# cause on every page, and long trainings with PyTorch.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
@@ -41,8 +41,8 @@ NONE: Final = (
     "tests/tensor/",
 )
 
-# These as well. Of the real jobs one that is written by hand, one of PyTorch, and one of Megatron,
-# which the client's hooks record.
+# Also daily. Of the real jobs: one written by hand, one of PyTorch, and one of Megatron that the
+# client's hooks record.
 REAL_JOBS: Final = "tests/real_jobs/test_real_jobs.py::test_"
 AS_WELL: Final = (
     f"{REAL_JOBS}verdict_headline_cause_and_worker_are_those_of_the_job[tpF-slow1.8]",

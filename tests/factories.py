@@ -41,7 +41,7 @@ def select(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Trace:
 
 
 def joined(first: Trace, second: Trace, **changes: Any) -> Trace:  # noqa: ANN401 - fields of Trace
-    """Return a trace of the rows of both, described as the first but for the changes."""
+    """Return a trace with the rows of both and the first one's metadata, except for the changes."""
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS
     }

@@ -1,4 +1,4 @@
-"""Traces as recorders that lose operations write them."""
+"""Traces of recorders that lose operations."""
 
 from __future__ import annotations
 

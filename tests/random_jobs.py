@@ -1,4 +1,4 @@
-"""Small random jobs for property tests: every operation differs wildly from its peers.
+"""Small random jobs for property tests: durations differ greatly between peers.
 
 Without launch overhead, a replay of the recorded durations has to reproduce the executed step
 times to the nanosecond (`program` holds the semantics).
@@ -24,7 +24,7 @@ from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 if TYPE_CHECKING:
     import numpy as np
 
-# Spreads far beyond what hardware does, so that each dependency is at some time the late one.
+# Larger variations than on real hardware, so that each dependency is the latest one at some time.
 _WILD = CostModel(
     forward_ns=20e6,
     backward_ns=40e6,
@@ -73,7 +73,7 @@ def random_job(
     if interleaved:
         schedule, vpp = Schedule.INTERLEAVED, int(rng.integers(2, 4))
         microbatches = pp * int(rng.integers(1, 3))
-    # Half of the jobs have every type, the others any subset.
+    # Half of the jobs have every type, the others a random subset.
     keep_all = rng.random() < 1 / 2
     op_types = frozenset(
         name

@@ -1,4 +1,4 @@
-"""Jobs of every pipeline schedule, executed event by event: truth that shares no code with us.
+"""Jobs of every pipeline schedule, executed event by event without the app's code.
 
 A worker (DP rank, stage) launches operations on streams: computation, DP collectives, and one for
 each of the four kinds of transfer. An operation is launched when the one before it on its stream
@@ -35,7 +35,7 @@ EVERYTHING = frozenset({*END_OF_STEP, "params-all-gather", "grads-reduce-scatter
 
 
 class DeadlockError(Exception):
-    """Operations wait for one another: nothing like this can have run."""
+    """Operations wait for one another in a circle, so no real job can run them."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class Job:
     types: frozenset[str] = EVERYTHING
     missing_chunks: frozenset[tuple[int, int]] = frozenset()
     edge_transfers: bool = False
-    jitter: bool = True  # members of a group end apart
-    compute_ns: int | None = None  # computations take about this long; else anything
-    transfer_ns: int | None = None  # and all else takes about this long; else anything
-    slow: tuple[tuple[int, int], float] | None = None  # a worker (dp, pp) that takes longer
-    # (steps, dp): microbatches of each DP rank; empty where all run as many
+    jitter: bool = True  # members of a group end at different times
+    compute_ns: int | None = None  # typical duration of computations; None: random
+    transfer_ns: int | None = None  # the same for all other operations
+    slow: tuple[tuple[int, int], float] | None = None  # a slow worker (dp, pp) and its factor
+    # (steps, dp): microbatches of each DP rank; empty if equal
     counts: tuple[tuple[int, ...], ...] = ()
 
     def of_rank(self, step: int, dp: int) -> Job:
-        """Return the job as one of its DP ranks runs it."""
+        """Return the job with the microbatches of one DP rank."""
         return replace(self, microbatches=self.counts[step][dp]) if self.counts else self
 
     @property
     def flow(self) -> list[tuple[int, int]]:
-        """Virtual stages from the input to the loss."""
+        """Virtual stages in order from the input to the loss."""
         every = [(stage, chunk) for chunk in range(self.vpp) for stage in range(self.pp)]
         if self.schedule in {"v", "two-way"}:
             every = every[: self.pp] + every[self.pp :][::-1]
@@ -74,14 +74,14 @@ class Job:
 
     @property
     def routes(self) -> list[list[tuple[int, int]]]:
-        """The same of each direction: DualPipe's second half enters at the last stage."""
+        """Such an order for each direction; DualPipe's second half starts at the last stage."""
         if self.schedule == "two-way":
             return [self.flow[: self.pp], self.flow[self.pp :]]
         return [self.flow]
 
 
 def greedily(job: Job) -> list[list[Compute]]:
-    """Return each stage's order if backwards go first, a forward takes 1 and a backward 2."""
+    """Return each stage's order: a backward goes first; a forward takes 1 and a backward 2."""
     ready: dict[int, list[tuple[int, int, Compute]]] = {stage: [] for stage in range(job.pp)}
     orders: list[list[Compute]] = [[] for _ in range(job.pp)]
     for number, route in enumerate(job.routes):
@@ -164,7 +164,7 @@ class Op:
 
 
 class Step:
-    """One step: what is executed, and how."""
+    """The execution of one step."""
 
     def __init__(self, job: Job, rng: random.Random, number: int = 0) -> None:
         self.job, self.rng, self.number = job, rng, number
@@ -192,7 +192,7 @@ class Step:
         needed = {w for w in (*waits, before) if w is not None}
         group = group or ("alone", index)
         self.groups[group].append(index)
-        # members of a group end apart only where the job says so
+        # members of a group end at different times only if the job says so
         spread = random.Random(f"{group}{self.rng.random() if self.job.jitter else ''}")
         duration = 0 if name == "gc" else spread.randrange(1_000, 100_000_000)
         if self.job.compute_ns and name in NAMES.values():

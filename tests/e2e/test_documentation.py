@@ -99,7 +99,7 @@ def test_on_a_narrow_window_all_pages_are_a_choice_away(documented: str, visitor
     expect(page.locator("h1")).to_contain_text("Alerts")
 
 
-def test_an_address_without_a_page_is_said_to_be_none(documented: str, visitor: Visitor) -> None:
+def test_an_address_without_a_page_is_not_found(documented: str, visitor: Visitor) -> None:
     page = visitor.open(f"{documented}/docs/causes")
     expect(page).to_have_url(f"{documented}/docs/causes/")
     page.goto(f"{documented}/docs/nothing/")

@@ -114,7 +114,7 @@ def _work(container: Container) -> None:
 
 
 @in_every_look
-def test_whoever_sends_a_large_archive_sees_that_it_waits_and_then_its_page(
+def test_the_sender_of_a_large_archive_sees_that_it_waits_and_then_its_page(
     site: str, container: Container, visitor: Visitor, look: Look
 ) -> None:
     store(container, small_trace(), job="moe")

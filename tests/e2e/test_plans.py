@@ -161,7 +161,7 @@ def test_from_a_file_to_its_template(
     expect(page).to_have_url(re.compile(found))
 
 
-def test_faults_stand_next_to_the_form_and_nothing_is_lost(site: str, visitor: Visitor) -> None:
+def test_faults_are_shown_next_to_the_form_and_nothing_is_lost(site: str, visitor: Visitor) -> None:
     page = visitor.open(f"{site}/plans")
     spec = small_spec(microbatches=0)
     spec["devices"][0]["nodes"] = "many"

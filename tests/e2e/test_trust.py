@@ -29,7 +29,9 @@ def jobs(page: Page, table: str = "jobs") -> list[str]:
     return page.locator(f"table.{table} tbody a[href*='/jobs/']").all_inner_texts()
 
 
-def test_silent_jobs_stand_apart_and_are_not_in_the_sum(place: Place, visitor: Visitor) -> None:
+def test_silent_jobs_are_listed_apart_and_are_not_in_the_sum(
+    place: Place, visitor: Visitor
+) -> None:
     container = place.alerting.container
     analyzed(container, small_trace(), "lives")
     analyzed(container, job_trace(), "ended")

@@ -53,7 +53,7 @@ def test_an_answer_with_verdict_headline_cause_and_worker_is_right() -> None:
         ),
     ],
 )
-def test_one_thing_wrong_is_enough_and_is_said(answer: Answer, wrong: str) -> None:
+def test_each_deviation_is_one_named_fault(answer: Answer, wrong: str) -> None:
     assert faults_of(answer, SLOW) == (wrong,)
 
 

@@ -51,7 +51,7 @@ def test_a_job_without_a_needed_adaptation_gets_a_wrong_result(
 
 
 @pytest.mark.parametrize("name", ["mcV-slow1.3"])
-def test_transfers_that_fit_no_neighbor_are_left_out_rather_than_the_job_told_wrong(
+def test_transfers_that_fit_no_neighbor_are_left_out_so_that_results_are_right(
     name: str, told: Mapping[str, Judged]
 ) -> None:
     judged = told[name]

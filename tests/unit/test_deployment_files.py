@@ -249,7 +249,7 @@ def test_the_image_runs_as_a_numbered_user_who_is_not_root(
     assert int(gid) > 0
 
 
-def test_the_image_is_told_to_stop_in_a_way_that_the_commands_handle(
+def test_the_image_s_stop_signal_is_one_that_the_commands_handle(
     dockerfile: list[tuple[str, str]],
 ) -> None:
     # Without a shell, which would not pass on the signal.

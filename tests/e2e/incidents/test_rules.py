@@ -191,7 +191,7 @@ def test_unsaved_text_survives_turning_another_rule_off(place: Place, visitor: V
     assert place.rule("No data").enabled
 
 
-def test_faults_stand_next_to_their_fields(place: Place, visitor: Visitor) -> None:
+def test_faults_are_shown_next_to_their_fields(place: Place, visitor: Visitor) -> None:
     page = visitor.open(f"{place.url}/rules")
     name = page.get_by_label("Name", exact=True)
     press(page, "Add rule")

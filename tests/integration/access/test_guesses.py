@@ -83,7 +83,7 @@ def test_guesses_are_limited_alike_for_known_and_unknown_names(ada: Company, nam
     assert "There were too many wrong passwords" in page.text
 
 
-def test_too_many_guesses_stand_in_the_audit_log(ada: Company) -> None:
+def test_too_many_guesses_are_in_the_audit_log(ada: Company) -> None:
     _use_up(ada, "ada", STRANGER)
     _use_up(ada, "typed-into-the-wrong-field", HOME)
     for name, peer in (("ada", STRANGER), ("typed-into-the-wrong-field", HOME)):

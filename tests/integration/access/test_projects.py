@@ -32,7 +32,7 @@ def test_a_second_project_may_have_jobs_of_the_same_name(container: Container) -
         assert tx.session.query(Job).filter_by(name="llm").count() == 2
 
 
-def test_alerts_of_a_job_are_grouped_in_its_project_whoever_asks(container: Container) -> None:
+def test_alerts_of_a_job_are_grouped_in_its_project_for_every_caller(container: Container) -> None:
     second = create_project(container.everywhere(), "research")
     store(container.within(second.id), small_trace(), job="llm")
     with container.everywhere().uow() as tx:

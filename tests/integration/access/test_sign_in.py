@@ -278,7 +278,7 @@ def test_a_sign_in_that_takes_too_long_is_over(federated: Company) -> None:
         assert client.get(f"{back.path}?{back.query}").status_code == 401
 
 
-def test_a_provider_that_is_away_is_said_so(settings: Settings) -> None:
+def test_an_unreachable_provider_is_reported(settings: Settings) -> None:
     with (
         serving(settings, oidc_issuer="http://127.0.0.1:1", oidc_client_id="x") as company,
         company.client() as client,

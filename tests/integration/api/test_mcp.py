@@ -192,7 +192,7 @@ def test_the_command_serves_them_over_its_streams(installation: Installation) ->
     assert json.loads(in_a_loop(run))["facts"]["job"] == "llama"
 
 
-def test_a_server_that_is_away_is_said() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     async def run() -> CallToolResult:
         async with (
             httpx.AsyncClient(base_url="http://127.0.0.1:9", trust_env=False) as http,

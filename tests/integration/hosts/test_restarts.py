@@ -132,7 +132,7 @@ def test_after_restarts_every_blame_meets_the_same_machine(
     assert {one["host"]: one["guessed"] for one in listed if one["blamed"]} == {host: not named}
 
 
-def test_a_gpu_that_moved_to_another_node_is_said_to_have_moved(
+def test_a_gpu_that_moved_to_another_node_is_shown_as_moved(
     container: Container, client: httpx.Client
 ) -> None:
     cluster = Cluster(container, dict(HOME), named=True)

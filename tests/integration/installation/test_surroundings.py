@@ -73,7 +73,7 @@ def test_a_redis_that_loses_messages_is_named(
     assert said in part.detail
 
 
-def test_a_redis_that_is_away_is_said(container: Container) -> None:
+def test_an_unreachable_redis_is_reported(container: Container) -> None:
     part = found(container, broker_url="redis://127.0.0.1:9/0")["broker memory"]
     assert not part.ready
 

@@ -63,7 +63,7 @@ def test_the_page_and_the_archive_say_the_same(alerting: Alerting, client: httpx
 
 
 @pytest.mark.parametrize("host", ["node-[1-99]", "a,b", "-all", "x; rm -rf /", "$(reboot)"])
-def test_no_command_for_what_is_not_one_node(
+def test_no_command_for_more_than_one_node(
     alerting: Alerting, client: httpx.Client, host: str
 ) -> None:
     for _ in range(2):

@@ -53,7 +53,7 @@ def names(page: Element, table: str) -> list[str]:
     return [cell.all("a")[0].text for cell in cells]
 
 
-def test_only_jobs_with_data_in_the_chosen_time_count_and_the_silent_stand_apart(
+def test_only_jobs_with_data_in_the_chosen_time_count_and_silent_ones_are_apart(
     container: Container, client: httpx.Client
 ) -> None:
     job(container, "lives")

@@ -81,7 +81,7 @@ def test_a_prediction_is_held_against_nothing_where_no_fix_was_applied(
     assert "measured" not in found.text
 
 
-def test_a_straggler_that_moved_is_said_to_have_moved(
+def test_a_straggler_that_moved_is_shown_as_moved(
     container: Container, client: httpx.Client
 ) -> None:
     first = trace(1.8)

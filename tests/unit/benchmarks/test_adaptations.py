@@ -25,7 +25,7 @@ def test_steps_that_wait_for_data_are_not_taken_for_gathering_first(seed: int) -
     assert adapted_job(seed, only="data_loading").made == ()
 
 
-def test_the_table_has_every_cause_and_counts_what_is_not_called_for() -> None:
+def test_the_table_has_every_cause_and_counts_needless_adaptations() -> None:
     jobs = [
         Adapted(1, "none", ()),
         Adapted(2, "host_overhead", (Name.REGULAR_DELAYS,)),

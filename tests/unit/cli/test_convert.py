@@ -157,7 +157,9 @@ def test_the_same_recording_twice_counts_once(tmp_path: Path) -> None:
         (("convert", "kineto", "{folder}", "--format", "csv"), "--format is one of"),
     ],
 )
-def test_wrong_use_is_said(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_arguments_are_reported(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
     done = paceline(*(part.format(folder=tmp_path) for part in arguments))
     assert done.returncode == 2
     assert said in " ".join(done.stderr.replace("│", " ").split())

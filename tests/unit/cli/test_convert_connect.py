@@ -44,7 +44,7 @@ def test_a_framework_that_there_is_not_is_wrong_use() -> None:
     assert "--framework is one of ddp" in " ".join(done.stderr.split())
 
 
-def test_a_server_that_does_not_answer_is_said_after_the_lines() -> None:
+def test_a_server_that_does_not_answer_is_reported_after_the_lines() -> None:
     done = paceline("connect", "--framework", "curl", *ASKED)
 
     assert done.returncode == 1

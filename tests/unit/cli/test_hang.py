@@ -46,7 +46,7 @@ def test_json_is_the_verdict_alone(dumps: Path, capsys: pytest.CaptureFixture[st
     assert hang["unknown"] == []
 
 
-def test_the_line_of_code_of_a_culprit_is_told_where_its_stack_is_known(
+def test_the_line_of_code_of_a_culprit_is_named_if_its_stack_is_known(
     dumps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = {"name": "read", "filename": "/a/loader.py", "short_filename": "loader.py", "line": 7}

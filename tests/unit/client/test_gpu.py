@@ -237,7 +237,7 @@ def test_a_gpu_has_uuid_number_and_address() -> None:
     }  # fmt: skip
 
 
-def test_without_gpus_nothing_is_said() -> None:
+def test_without_gpus_no_readings_are_sent() -> None:
     assert gpu_of(Cuda(device=-1), {}) == {}
 
 

@@ -54,7 +54,7 @@ def test_an_outcome_says_how_the_prediction_turned_out(fix: Realized, text: str)
     assert outcome(fix).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
-def test_predicted_and_realized_step_times_stand_side_by_side() -> None:
+def test_predicted_and_realized_step_times_are_side_by_side() -> None:
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (predicted(FIX), realized(FIX))]
     assert shown == ["1.50 s, −25.0 %", "1.52 s, −24.0 %"]
 

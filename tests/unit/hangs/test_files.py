@@ -64,7 +64,7 @@ def test_names_end_with_ranks(name: str, rank: int | None) -> None:
     assert rank_in_name(name) == rank
 
 
-def test_kinds_are_told_by_content() -> None:
+def test_kinds_are_recognized_by_content() -> None:
     assert {kind: kind_of(body) for kind, body in EVERY.items()} == {kind: kind for kind in EVERY}
     assert kind_of(as_json(HANGING.dumps()[0])) is FileKind.FLIGHT_RECORDER
     assert kind_of(b"# Dumps") is None
@@ -148,7 +148,7 @@ def code_of_refusal(body: bytes) -> str | None:
     return None
 
 
-def test_the_main_thread_is_told_by_its_number_where_it_has_no_name() -> None:
+def test_the_main_thread_is_recognized_by_its_number_if_it_has_no_name() -> None:
     frame = {"name": "collate", "filename": "a.py", "module": None, "line": 2, "locals": None}
     other: dict[str, object] = {
         "pid": 7,

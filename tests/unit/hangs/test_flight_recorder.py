@@ -29,7 +29,7 @@ def test_pickles_and_json_say_the_same() -> None:
     assert joined(*map(pickled, dumps)) == joined(*map(as_json, dumps))
 
 
-def test_what_is_pending_stands_in_its_order_and_groups_by_their_ranks() -> None:
+def test_pending_collectives_keep_their_order_and_groups_are_named_by_their_ranks() -> None:
     job = joined(*map(pickled, HANGING.dumps().values()))
 
     assert [group.ranks for group in job.groups] == [(0, 1, 2, 3), (0, 1), (2, 3)]

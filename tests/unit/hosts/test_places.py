@@ -58,7 +58,7 @@ def test_a_gpu_on_another_node_than_before_has_moved() -> None:
     assert moved.last_seen == "2026-11-18T12:00:00+00:00"
 
 
-def test_a_gpu_is_said_to_have_moved_for_a_month() -> None:
+def test_a_gpu_is_shown_as_moved_for_a_month() -> None:
     said = meta(["node-8"], ["a"])
     for since, count in ((29, 1), (31, 0)):
         known = {"a": [place("node-8", 1, since=since), place("node-7", since, since=90)]}

@@ -25,7 +25,7 @@ def test_every_host_has_a_reading_and_only_the_slow_worker_s_is_slow() -> None:
     assert sum(reading.ranks for reading in found.values()) == len(report.hosts)
 
 
-def test_a_host_costs_what_its_cause_does_of_what_people_are_told_is_lost() -> None:
+def test_the_cost_of_a_host_is_its_cause_s_part_of_the_shown_loss() -> None:
     report = reports.slow_worker()
     cost = sum(reading.lost_each_hour for reading in readings_of(report))
     share = sum(c.contribution or 0.0 for c in report.causes if c.cause == "slow_worker")

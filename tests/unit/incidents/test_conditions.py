@@ -110,7 +110,7 @@ def test_of_several_slow_hosts_the_order_does_not_matter() -> None:
     assert job.states() == [("slow_worker", "node-7", "firing")]
 
 
-def test_a_cause_that_cannot_be_told_once_keeps_the_known_one() -> None:
+def test_a_session_without_a_cause_keeps_the_known_one() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2, SLOW_NODE), session(2, 1.2, SLOW_NODE))
     assert told(job.come(session(3, 1.2), session(4, 1.2))) == []

@@ -73,5 +73,5 @@ def test_what_is_the_job_s_own_is_at_fault_on_no_machine(cause: str) -> None:
         "all",
     ],
 )
-def test_no_command_for_what_is_not_one_node(name: str) -> None:
+def test_no_command_for_more_than_one_node(name: str) -> None:
     assert cordon_commands(name, "why") == []

@@ -160,7 +160,7 @@ def test_rules_choose_kinds_and_may_fire_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [NoticeKind.HANG, NoticeKind.SILENT])
-def test_what_stands_still_fires_at_once_as_one_critical_incident(kind: NoticeKind) -> None:
+def test_a_standstill_fires_at_once_as_one_critical_incident(kind: NoticeKind) -> None:
     (change,) = changes([replace(NOTICE, kind=kind, factor=None)])
     incident = change.incident
     assert (incident.state, incident.cause, incident.where) == ("firing", "hang", "")

@@ -121,7 +121,7 @@ def test_a_regression_names_its_baseline() -> None:
     assert fields["Against baseline"] == "steps take 6.2\N{NO-BREAK SPACE}% longer"
 
 
-def test_what_all_workers_lose_is_said_and_nothing_of_a_slowdown() -> None:
+def test_a_loss_of_all_workers_is_in_the_text_without_a_slowdown() -> None:
     alert = replace(ALERT, cause="time_between_steps", where="", value=0.28)
     said = lines_of(alert, START).summary
     assert said == "Time is lost between steps: 28\N{NO-BREAK SPACE}% of the time."
@@ -130,7 +130,9 @@ def test_what_all_workers_lose_is_said_and_nothing_of_a_slowdown() -> None:
 @pytest.mark.parametrize(
     ("lost", "said"), [(0.28, "28\N{NO-BREAK SPACE}% of the time is lost"), (0.04, None)]
 )
-def test_a_straggler_is_told_with_what_is_lost_between_steps(lost: float, said: str | None) -> None:
+def test_the_text_of_a_straggler_contains_the_loss_between_steps(
+    lost: float, said: str | None
+) -> None:
     shares = replace(SHARES, between_steps_above=lost)
     fields = dict(lines_of(replace(ALERT, facts=replace(FACTS, shares=shares)), START).fields)
     assert fields.get("Between steps") == said

@@ -25,7 +25,7 @@ class Answer:
     job: str
 
 
-def test_the_words_of_fields_stand_at_their_properties() -> None:
+def test_the_descriptions_of_fields_are_at_their_properties() -> None:
     schema = TypeAdapter(Answer).json_schema()
     explain({"Answer": schema, "None": {"type": "null"}}, [Answer])
     assert schema["description"] == "What is answered.\n\nIn more words."

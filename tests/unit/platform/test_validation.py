@@ -101,7 +101,7 @@ def test_faults_of_fields_have_our_words_and_no_values() -> None:
     assert fault.column == "0.size"
 
 
-def test_marks_in_brackets_stand_in_no_path() -> None:
+def test_marks_in_brackets_are_in_no_path() -> None:
     assert path_of(("network", "allreduce_in_node_ms", "7", "[key]")) == (
         "network.allreduce_in_node_ms.7"
     )
@@ -273,7 +273,7 @@ def test_every_error_that_a_model_of_ours_can_raise_has_words_of_ours() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(PYDANTICS))
-def test_no_error_of_pydantic_s_is_said_in_its_words(kind: str) -> None:
+def test_no_error_keeps_the_words_of_pydantic(kind: str) -> None:
     example = next(known for known in list_all_errors() if known["type"] == kind)
     context = example.get("example_context")
     item = ErrorDetails(

@@ -24,7 +24,7 @@ def request(host: str, server: tuple[str, int] = ("10.0.0.5", 8765)) -> Request:
 
 
 @pytest.mark.parametrize("host", ["elsewhere.example", "127.0.0.1:8765", "allowed.example"])
-def test_the_configured_address_is_said_to_all(host: str) -> None:
+def test_the_configured_address_is_used_for_every_visitor(host: str) -> None:
     settings = Settings(
         external_url="https://paceline.example/", allowed_hosts=("allowed.example",)
     )

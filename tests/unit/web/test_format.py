@@ -90,7 +90,7 @@ def test_lists_read_like_sentences(words: list[str], text: str) -> None:
     assert fmt.listing(words) == text
 
 
-def test_sizes_of_jobs_leave_out_what_is_not_used() -> None:
+def test_sizes_of_jobs_omit_unused_dimensions() -> None:
     assert fmt.sizes(4, 4, 4).replace(NBSP, " ") == "DP 4 × PP 4 × TP 4"
     assert fmt.sizes(8, 4, 4, 2, 3).replace(NBSP, " ") == (
         "DP 8 × PP 4 × TP 4 × CP 2, 3 chunks a stage"

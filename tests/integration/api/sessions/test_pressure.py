@@ -166,7 +166,9 @@ def test_pages_are_answered_while_every_store_is_busy(install: Install) -> None:
         assert installation.rows()["session"] == 1
 
 
-def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = "/dev/full"
 
     def on_a_full_disk(**_options: object) -> object:
@@ -178,7 +180,7 @@ def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.Mon
     refused(installation, answer, 507, "storage.full")
 
 
-def test_a_database_that_is_away_is_said(installation: Installation) -> None:
+def test_an_unreachable_database_is_reported(installation: Installation) -> None:
     assert installation.post(params=bodies.SIZES | {"run_id": "before"}).status_code == 202
     with away(installation.container.engine):
         answer = installation.post()

@@ -260,7 +260,9 @@ def test_a_job_that_exists_keeps_a_name_that_looks_like_another(
     )
 
 
-def test_the_rule_of_names_is_said_of_a_name_with_a_slash(installation: Installation) -> None:
+def test_the_refusal_of_a_name_with_a_slash_contains_the_rule_of_names(
+    installation: Installation,
+) -> None:
     answer = installation.post(job="team%2Fllama")
     assert (answer.status_code, answer.json()["code"]) == (422, "job.invalid_name")
     assert answer.json()["detail"] == (

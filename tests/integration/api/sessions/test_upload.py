@@ -126,7 +126,7 @@ def test_an_upload_to_a_busy_server_is_repeated(
     assert "busy" in capsys.readouterr().err
 
 
-def test_no_server_there_is_said(trace: Path, meta: Path) -> None:
+def test_a_missing_server_is_reported(trace: Path, meta: Path) -> None:
     with pytest.raises(ServerError) as caught:
         upload(trace, meta, server="http://127.0.0.1:9", job=None, wait=False)
     assert caught.value.stable_code == "server.unreachable"
@@ -181,7 +181,7 @@ def test_metadata_of_either_kind_are_understood(
     assert len(installation.client.get("/api/v1/sessions").json()["sessions"]) == 1
 
 
-def test_a_job_without_a_name_is_said_before_anything_is_sent(trace: Path, meta: Path) -> None:
+def test_a_missing_job_name_is_reported_before_anything_is_sent(trace: Path, meta: Path) -> None:
     meta.write_text("dp: 3\npp: 2\n")
     for metadata in (meta, None):
         with pytest.raises(InvalidMetadataError) as caught:

@@ -70,7 +70,7 @@ def _hand_made(rows: list[tuple[int, int, str, int, int, int]], dp: int) -> Trac
         overlap=st.booleans(),
     )
 )
-def test_arrivals_are_those_told_one_operation_at_a_time(job: object) -> None:
+def test_arrivals_equal_those_of_a_plain_loop_over_operations(job: object) -> None:
     trace = job.trace  # type: ignore[attr-defined]
     trace = replace(trace, meta=replace(trace.meta, hosts=_one_host(trace)))
     met = arrivals_of(trace)
@@ -239,7 +239,7 @@ def test_the_parts_of_a_step_add_up() -> None:
         assert total == pytest.approx(found.step_s)
 
 
-def test_where_ranks_part_is_said_and_that_step_left_out() -> None:
+def test_the_place_where_ranks_diverge_is_named_and_that_step_left_out() -> None:
     trace = session(dp=3, pp=1, steps=4).trace
     scatter = trace.op == trace.op_names.index(GRADS_REDUCE_SCATTER)
     more = select(trace, scatter)

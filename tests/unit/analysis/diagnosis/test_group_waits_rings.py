@@ -52,7 +52,7 @@ def test_the_slow_rank_is_named_and_not_the_lowest(job: Rings, rank: int, factor
     [(0.25, 0.75, 1.25, 1.75), (1.75, 1.25, 0.75, 0.25), (0.6, 0.8, 1.2, 1.4)],
     ids=["causal", "backwards", "weaker"],
 )
-def test_sequences_that_are_divided_unevenly_are_told_from_slow_ranks(
+def test_unevenly_divided_sequences_are_distinguished_from_slow_ranks(
     work: tuple[float, ...],
 ) -> None:
     uneven = replace(EVEN, work=work * 2)

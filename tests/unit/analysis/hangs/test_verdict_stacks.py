@@ -32,7 +32,7 @@ def test_the_rank_that_is_in_no_wait_is_named_with_its_line() -> None:
     assert "only the stacks show this" in hang.unknown[-1]
 
 
-def test_ranks_that_stand_in_one_line_of_the_users_wait_there() -> None:
+def test_ranks_that_are_in_one_line_of_the_users_wait_there() -> None:
     found = split_by_stacks(ranks(ITEM, ITEM, ITEM, LOADING))
 
     assert found is not None

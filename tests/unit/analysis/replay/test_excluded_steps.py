@@ -151,7 +151,7 @@ def test_a_healthy_job_with_odd_steps_has_no_cause(name: str) -> None:
         ("ranks apart", "ranks begin it up to 30.0 s apart, as where profilers start"),
     ],
 )
-def test_it_is_said_what_is_odd(name: str, said: str) -> None:
+def test_the_reason_of_each_excluded_step_is_named(name: str, said: str) -> None:
     odd = prepare_replay(synthesize(FLAT, (ODD[name],), seed=6).trace).odd
     assert odd[0].reason == said
 

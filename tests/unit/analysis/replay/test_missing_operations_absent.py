@@ -89,7 +89,7 @@ def test_a_missing_rank_that_is_always_slow_leaves_open_how_slow() -> None:
     )
 
 
-def test_a_missing_rank_that_is_slow_at_times_is_told_by_those_that_waited() -> None:
+def test_a_missing_rank_that_is_slow_at_times_is_found_by_those_that_waited() -> None:
     trace = session(SlowWorker((3, 0), 1.5, Spells(share=0.3)), dp=4, pp=1, steps=12)
     full, found = reports(trace.trace, (3, 0))
     assert found.headline.slowdown == pytest.approx(full.headline.slowdown, rel=0.03)
@@ -150,7 +150,7 @@ def test_one_worker_alone_has_its_breakdown_and_no_verdict() -> None:
     assert [one.rank for one in report.coverage.missing] == [0]
 
 
-def test_what_can_be_told_without_a_stage_is_who_comes_last() -> None:
+def test_without_a_stage_only_arrivals_are_known() -> None:
     trace = session(SlowWorker((2, 0), 1.5), dp=3, pp=2, steps=4).trace
     report = analyze(without(trace, (0, 1), (1, 1), (2, 1))).report
     assert (report.verdict.level, report.fidelity.replayed) == ("none", False)

@@ -216,7 +216,7 @@ def test_launch_order_survives_when_no_lane_is_whole() -> None:
     assert {frozenset(u.members): u.after for u in lossy.graph.units} == units
 
 
-def test_mixed_orders_are_told_apart_though_operations_are_missing() -> None:
+def test_mixed_orders_are_distinguished_though_operations_are_missing() -> None:
     one, _ = executed(Job("1f1b", pp=3, microbatches=6), steps=5, seed=1)
     other, _ = executed(Job("gpipe", pp=3, microbatches=6), steps=5, seed=2)
     both = joined(one, dataclasses.replace(other, step=other.step + 5))

@@ -85,7 +85,7 @@ def test_random_jobs_are_of_one_session(seed: int) -> None:
     assert found is None or "no one session" not in found.verdict
 
 
-def test_a_slowdown_below_one_says_whose_fault_it_is() -> None:
+def test_the_reason_of_a_slowdown_below_one_names_its_origin() -> None:
     replayed = prepare_replay(attempt(3))
     assert faster_with_stragglers(replayed, LEAST_SLOWDOWN) is None
     of_replay = faster_with_stragglers(replayed, 0.88)

@@ -107,7 +107,7 @@ def test_what_restores_durations_gains_no_more_than_the_job_loses() -> None:
     assert halved.as_document(Against("causes", 1.01))["gain"] == pytest.approx(0.5)
 
 
-def test_several_workers_at_the_times_of_peers_are_nobodys_peers() -> None:
+def test_workers_that_take_the_times_of_peers_are_no_peers_of_each_other() -> None:
     worker, other = ((1, 0),), ((0, 0),)
     steps = (int(REPLAYED.steps[0]),)
     together = ask(Change(Selection(workers=worker + other, steps=steps), BaseDurations.PEERS))

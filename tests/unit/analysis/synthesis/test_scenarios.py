@@ -94,7 +94,7 @@ def test_a_scenario_shows_its_declared_cause(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", AS_HOSTS_RUN)
-def test_a_job_as_its_hosts_run_it_is_adapted_to_and_told_right(name: str) -> None:
+def test_a_job_as_its_hosts_run_it_gets_its_adaptation_and_the_right_verdict(name: str) -> None:
     session = HOST_SCENARIOS[name].synthesize(4)
     report = analyze(session.trace).report
     (cause,) = report.causes

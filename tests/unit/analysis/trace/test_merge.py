@@ -96,7 +96,7 @@ def test_published_rows_keep_the_recorded_order(seed: int) -> None:
     assert result.trace.step_relative
 
 
-def test_names_that_depend_on_neighbors_are_told_after_the_merge() -> None:
+def test_names_that_depend_on_neighbors_are_given_after_the_merge() -> None:
     base = {"rank": 0, "dp": 0, "pp": 0, "step": 1, "mb": -1, "mc": -1, "dur_ns": 5}
     ops = [
         ("cross-mesh-recv", 1),
@@ -132,7 +132,7 @@ def test_random_jobs_give_the_same_report_to_the_last_bit(seed: int) -> None:
     assert to_json(analyze(found).report) == to_json(analyze(whole).report)
 
 
-def test_operations_that_stand_in_two_chunks_are_kept_once() -> None:
+def test_operations_that_are_in_two_chunks_are_kept_once() -> None:
     made = bodies.rows()
     chunks = [
         chunk(native(made[:50]), "a", 0),

@@ -105,7 +105,7 @@ def test_a_demo_that_runs_is_not_emptied(tmp_path: Path) -> None:
     assert "postgresql" in there(demo)
 
 
-def test_a_mark_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_mark_is_reported(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     open_place(demo, fresh=False)
     (demo / "demo.json").write_text("[]")

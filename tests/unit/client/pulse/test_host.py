@@ -33,14 +33,14 @@ def silent(standing: HangDiagnostics) -> dict[int, str]:
     return states
 
 
-def test_it_is_said_once_a_minute() -> None:
+def test_own_stacks_are_sent_once_a_minute() -> None:
     standing = HangDiagnostics(lambda: {"stack_0.json": "[]"})
     assert [bool(standing.own(at_s, BEAT_S)) for at_s in (0.0, 5.0, 59.0, 60.0)] == [
         *(True, False, False, True)
     ]
 
 
-def test_a_process_that_is_stopped_killed_or_another_one_is_told_apart() -> None:
+def test_stopped_killed_and_replaced_processes_are_distinguished() -> None:
     standing = HangDiagnostics(dict)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         standing.seen(3, process.pid, 0.0)
@@ -52,7 +52,7 @@ def test_a_process_that_is_stopped_killed_or_another_one_is_told_apart() -> None
     assert silent(standing) == {3: ""}
 
 
-def test_what_stays_as_it_is_is_said_of_a_process_once_a_minute() -> None:
+def test_an_unchanged_state_of_a_process_is_sent_once_a_minute() -> None:
     standing = HangDiagnostics(dict)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         standing.seen(3, process.pid, 0.0)
@@ -76,7 +76,7 @@ def test_a_job_that_keeps_it_to_itself_says_nothing_of_others() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is /proc on Linux only")
-def test_where_a_process_waits_is_told_where_the_kernel_says_it() -> None:
+def test_the_place_where_a_process_waits_is_sent_if_the_kernel_shows_it() -> None:
     standing = HangDiagnostics(dict)
     standing.seen(1, os.getpid(), 0.0)
     (text,) = standing.silent(1000.0, BEAT_S).values()

@@ -65,7 +65,7 @@ def test_ranks_that_share_experts_are_data_parallel_ones_and_neighbors() -> None
     ("ranks", "among", "size"),
     [([2, 3], range(4), 2), ([4, 0], range(0, 16, 4), 2), ([0, 2], range(4), 1), ([0, 1], [0], 1)],
 )
-def test_neighbors_are_told_from_others(
+def test_neighbors_are_distinguished_from_others(
     ranks: Sequence[int], among: Sequence[int], size: int
 ) -> None:
     assert consecutive(ranks, among) == size

@@ -61,7 +61,7 @@ def sent(receiver: Receiver) -> tuple[str, dict[str, Any], list[dict[str, Any]]]
     return request.path, header["meta"], rows
 
 
-def test_labels_of_the_job_stand_before_those_of_its_scheduler(
+def test_labels_of_the_job_override_those_of_its_scheduler(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_USER", "ada")
@@ -227,7 +227,7 @@ def test_a_job_says_once_which_steps_are_recorded_and_where(
         (Answer(None), "they are sent once it answers: .* did not answer"),
     ],
 )
-def test_a_server_that_is_away_or_refuses_is_said_at_once(
+def test_a_server_that_is_unreachable_or_refuses_is_logged_at_once(
     receiver: Receiver,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -241,7 +241,7 @@ def test_a_server_that_is_away_or_refuses_is_said_at_once(
 
 
 @pytest.mark.parametrize(("dp", "level", "said"), [(2, "p2p", 1), (2, "compute", 0), (1, "p2p", 0)])
-def test_data_parallel_ranks_that_are_seen_to_exchange_nothing_are_told_what_to_pass(
+def test_a_log_line_advises_data_parallel_ranks_without_collectives(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], dp: int, level: str, said: int
 ) -> None:
     retry = RetryPolicy(give_up_after_s=0.1, first_wait_s=0.05)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PLACE = Layout(dp=4, pp=2, dp_rank=3, pp_rank=1)
 
 
-def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
+def test_own_work_of_a_rank_is_distinguished_from_its_waiting() -> None:
     rows: list[Row] = []
     steps = StepRows(7, PLACE, rows.append)
     # A step from 1,000 to 2,000: loading and a checkpoint, two microbatches, and the optimizer.
@@ -292,7 +292,7 @@ def test_the_stack_of_the_training_thread_is_read_as_py_spys() -> None:
     assert json.loads(training_stack(0))[0]["frames"] == []
 
 
-def test_of_a_stack_only_functions_files_and_lines_are_told() -> None:
+def test_only_functions_files_and_lines_of_a_stack_are_sent() -> None:
     begun, end = threading.Event(), threading.Event()
 
     def trains(batch: str) -> None:
@@ -341,7 +341,9 @@ def test_what_the_recorder_holds_is_read_as_a_dump(tmp_path: Path) -> None:
     assert 3 in {one.enqueued for one in dump.reached.values()}
 
 
-def test_of_much_that_is_pending_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_many_pending_collectives_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     entries = [{"record_id": number, "retired": False, "much": "x" * 1000} for number in range(200)]
     dump = json.dumps({"entries": entries}).encode()
     known = torch._C._distributed_c10d

@@ -150,7 +150,7 @@ def test_the_drift_between_device_and_host_is_measured(seen: Seen) -> None:
     assert timeline.measured()["clock_drift_ns"] == pytest.approx(-3600e9, rel=0.01)
 
 
-def test_the_thread_reads_what_there_is_and_has_ended_when_the_interpreter_does(
+def test_the_thread_reads_the_remaining_events_and_ends_with_the_interpreter(
     seen: Seen,
 ) -> None:
     cuda = Cuda()

@@ -83,7 +83,7 @@ def test_without_a_verdict_and_without_a_cause_there_is_the_discrepancy_alone() 
     assert (found.known, found.lost_each_hour) == (None, None)
 
 
-def test_without_a_verdict_a_cause_stands_with_its_cost_and_its_fix() -> None:
+def test_without_a_verdict_a_cause_has_its_cost_and_its_fix() -> None:
     report = reports.distrusted()
     found, cause = facts(report), report.causes[0]
     assert (found.headline, found.slowdown, found.worst) == (None, None, ())

@@ -95,7 +95,7 @@ def test_long_words_of_a_receiver_are_cut() -> None:
     )
 
 
-def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:
+def test_dead_channels_come_first_and_next_to_the_list() -> None:
     dead = channel(id=uuid.UUID(int=1), name="z-old", failures=4, last_error=REFUSED)
     off = channel(id=uuid.UUID(int=2), name="b", enabled=False, disabled_reason=DISABLED_BY_PERSON)
     page = page_of(channel(), off, dead)

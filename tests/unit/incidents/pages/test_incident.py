@@ -156,7 +156,7 @@ def test_more_than_a_page_of_them() -> None:
     assert '?page=3"' in last.table.lines[0].drawn
 
 
-def test_what_was_searched_for_is_said_in_the_heading() -> None:
+def test_the_heading_contains_the_searched_words() -> None:
     page = page_of(listed(row(incident())), q="node-7")
     assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == "1 matching incident fires"
     assert page.title == "Incidents: 1 found"

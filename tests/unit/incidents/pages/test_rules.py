@@ -102,7 +102,7 @@ def test_selectors_say_which_jobs(selector: Selector, words: str) -> None:
     assert jobs_words(selector) == words
 
 
-def test_a_rule_is_told_to_the_channels_that_still_hear() -> None:
+def test_a_rule_is_sent_to_the_channels_that_are_enabled() -> None:
     hears = channel("hears")
     channels = [
         hears,

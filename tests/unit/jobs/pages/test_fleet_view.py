@@ -341,7 +341,7 @@ def test_without_a_verdict_there_is_no_number() -> None:
     assert row.cause.replace(NBSP, " ") == "replay 7.8 % off"
 
 
-def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
+def test_without_a_verdict_a_known_cause_is_shown_nevertheless() -> None:
     row = line(session(2, state=SessionState.NO_VERDICT, verdict=withheld(), steps=20))
     assert (row.slowdown, row.cause, row.where) == (
         None,

@@ -137,7 +137,7 @@ def test_a_found_template_fills_its_page(result: PlanResult) -> None:
     ]
 
 
-def test_how_ditto_folds_is_said_next_to_its_template(result: PlanResult) -> None:
+def test_the_folding_of_ditto_is_shown_next_to_its_template(result: PlanResult) -> None:
     page = plan_page(view("planned", result=result))
     assert page.template is not None
     remarks = {row.name: row.remark.replace("\xa0", " ") for row in page.template.methods}
@@ -150,7 +150,7 @@ def file_text(name: str, result: PlanResult) -> str:
     return made.text() if isinstance(made, Table) else made
 
 
-def test_what_is_too_much_to_draw_is_said(result: PlanResult) -> None:
+def test_a_plan_that_is_too_large_to_draw_is_reported(result: PlanResult) -> None:
     large = replace(result, timeline=replace(result.timeline, starts=None))
     page = plan_page(view("planned", result=large))
     assert page.template is not None

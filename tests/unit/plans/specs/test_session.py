@@ -57,7 +57,7 @@ def test_blocks_are_predicted_to_take_what_they_took(recompute: str) -> None:
         assert costs.block_backward_ps / PS_PER_MS == pytest.approx(took[1], rel=1e-6)
 
 
-def test_the_plan_stands_next_to_the_job_as_it_runs() -> None:
+def test_the_plan_is_next_to_the_job_as_it_runs() -> None:
     found = job_document(plan_job(_spec(whole_job_trace())))
     runs, same = found.as_it_runs, found.comparison["same_sizes"]
     assert runs is not None

@@ -199,7 +199,7 @@ def test_numbers_that_yaml_leaves_as_text_are_read() -> None:
     assert spec.devices[0].name == "3090"
 
 
-def test_null_stands_for_what_may_be_absent() -> None:
+def test_null_means_an_absent_value() -> None:
     plain, changed = document(), document()
     changed["model"]["layers"][0]["stored_activation_bytes"] = None
     changed["profiled_on"]["speed"] = None

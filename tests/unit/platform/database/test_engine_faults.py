@@ -25,7 +25,7 @@ def test_commands_say_in_a_line_that_the_database_does_not_answer(
     assert line.endswith("[database.unavailable]")
 
 
-def test_a_fault_is_said_without_the_address_of_its_documentation() -> None:
+def test_a_fault_s_message_omits_the_address_of_its_documentation() -> None:
     with pytest.raises(OperationalError) as caught, make_engine(NOWHERE).connect() as connection:
         connection.execute(select(1))
     assert "\n" not in said(caught.value)

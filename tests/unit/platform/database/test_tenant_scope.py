@@ -18,7 +18,7 @@ from app.platform.database.columns import Base, OfProject
 from app.platform.database.projects import Project
 
 
-def test_tables_of_projects_are_told_while_another_thread_imports_a_class() -> None:
+def test_tables_of_projects_are_found_while_another_thread_imports_a_class() -> None:
     class Half(OfProject):
         """A class whose import has not finished, so that it is not mapped yet."""
 

@@ -142,7 +142,7 @@ def test_settings_that_contradict_each_other_are_refused(
     assert line.startswith(said)
 
 
-def test_everything_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(monkeypatch, PACELINE_PORT="x", PACELINE_LOG_LEVEL="y", PACELINE_MAX_ROW="3")
 
     assert [line.split()[0] for line in said] == [

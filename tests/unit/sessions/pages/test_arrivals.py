@@ -109,7 +109,7 @@ def test_older_reports_have_neither(report: Report) -> None:
     assert list(breakdown_csv(older).rows) == []
 
 
-def test_where_ranks_part_is_said(report: Report) -> None:
+def test_the_place_where_ranks_diverge_is_named(report: Report) -> None:
     assert report.arrivals is not None
     parting = Parting("grads-reduce-scatter", 7, 1, 2, 3)
     view = arrivals_view(

@@ -65,7 +65,7 @@ def test_the_file_has_the_session_its_workers_and_its_steps() -> None:
         assert sum(map(float, line.split(",")[4:])) == pytest.approx(1, abs=1e-9)
 
 
-def test_what_is_lost_between_steps_is_said_with_the_gpu_hours_lost() -> None:
+def test_the_loss_between_steps_is_shown_with_the_gpu_hours_lost() -> None:
     report = reports.scenario("slow-worker")
     budget = budget_of(report)
 

@@ -166,7 +166,7 @@ def test_sends_without_receives_are_said_to_be_left_out(slow_worker: Report) -> 
 @pytest.mark.parametrize(
     ("share", "said"), [(1.05, "all of"), (0.996, "all of"), (0.994, "99 % of"), (0.51, "51 % of")]
 )
-def test_no_set_is_said_to_bring_back_more_than_all(
+def test_no_set_is_shown_to_save_more_than_all(
     slow_worker: Report, share: float, said: str
 ) -> None:
     report = changed(slow_worker, m_w__rem=share, m_s__rem=0.0)
@@ -174,7 +174,7 @@ def test_no_set_is_said_to_bring_back_more_than_all(
     assert title == f"1 worker would recover {said} the lost time"
 
 
-def test_where_one_worker_brings_back_half_it_is_said_and_not_hundreds(slow_worker: Report) -> None:
+def test_one_worker_that_saves_half_is_named_instead_of_hundreds(slow_worker: Report) -> None:
     hundreds = tuple((0, rank) for rank in range(492))
     report = changed(slow_worker, m_w__rem=0.94, m_w__workers=hundreds, m_s__rem=0.0, k50=1)
     title = plain(findings.recovery_finding(report))

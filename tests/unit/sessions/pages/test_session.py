@@ -48,7 +48,7 @@ def test_the_worst_step_and_the_worst_worker_are_chosen_at_first(
     assert not chosen.by_request
 
 
-def test_the_address_chooses_what_there_is_and_nothing_else(slow_worker: Report) -> None:
+def test_the_address_chooses_existing_parts_and_nothing_else(slow_worker: Report) -> None:
     step = slow_worker.steps.analyzed[3]
     chosen = report_view(slow_worker, step=step, dp=2, pp=0).chosen
     assert (chosen.step, chosen.dp, chosen.pp, chosen.by_request) == (step, 2, 0, True)
@@ -87,7 +87,7 @@ def test_workers_are_listed_slowest_first_with_host_and_gpu(slow_worker: Report)
     )
 
 
-def test_without_hosts_the_rank_stands_there(slow_worker: Report) -> None:
+def test_without_hosts_the_rank_is_shown_instead(slow_worker: Report) -> None:
     slow_worker = changed(slow_worker, hosts={}, gpus={})
     view = report_view(slow_worker)
     rank = slow_worker.workers.rank[1][2]
@@ -204,7 +204,7 @@ def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
     assert report_view(report).causes[0].evidence[0].url == url
 
 
-def test_the_slowdown_has_one_rounding_and_the_rest_stands_behind_it(slow_worker: Report) -> None:
+def test_the_slowdown_has_one_rounding_and_the_rest_follows_it(slow_worker: Report) -> None:
     known = changed(slow_worker, headline__ci95=(1.5, 1.54), headline__ci95_reason=None)
     slowdown = verdict_facts(known)[0]
     assert (slowdown.label, slowdown.value) == ("Slowdown", "1.52×")

@@ -39,7 +39,7 @@ def test_each_rank_has_its_times_and_its_columns(healthy: Report) -> None:
     assert "1 other group would be planned alike." in found.remarks
 
 
-def test_shares_stand_for_columns_without_a_count(healthy: Report) -> None:
+def test_shares_are_shown_if_the_number_of_columns_is_unknown(healthy: Report) -> None:
     found = region(healthy, SLOW, known=False)
     assert found is not None
     assert found.ranks[2].columns.resized == "25.0\u00a0%"

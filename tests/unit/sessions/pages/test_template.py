@@ -29,7 +29,7 @@ def region(
     return session_template(replace(report, template=template))
 
 
-def test_the_template_of_a_session_stands_next_to_what_is_now(slow_worker: Report) -> None:
+def test_the_template_of_a_session_is_next_to_the_current_layout(slow_worker: Report) -> None:
     found = region(slow_worker, PLANNED)
     assert found is not None
     now, recommended = found.sides
@@ -46,7 +46,7 @@ def test_a_template_of_a_session_is_shown_from_two_per_cent_on(slow_worker: Repo
     assert region(slow_worker, None) is None
 
 
-def test_a_gain_that_may_be_less_is_said_to_be_up_to_that(slow_worker: Report) -> None:
+def test_a_gain_that_may_be_less_is_shown_as_an_upper_bound(slow_worker: Report) -> None:
     sure = region(slow_worker, PLANNED)
     open_ = region(slow_worker, replace(PLANNED, at_most=True))
     assert sure is not None

@@ -9,7 +9,7 @@ from app.errors import InvalidLabelsError
 from app.sessions.recordings.labels import MAX_RULES, read_labels
 
 
-def test_patterns_stand_in_order_with_their_lines() -> None:
+def test_patterns_are_in_order_with_their_lines() -> None:
     text = "# layers\n'attn\\(F\\)': fwd\n\nit (?P<step>\\d+): step\n'opt': optimizer\n"
     assert read_labels(text).rules == (
         RangeRule(r"attn\(F\)", "forward-compute", 2),

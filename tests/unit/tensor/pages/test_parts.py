@@ -51,7 +51,7 @@ def test_steps_without_a_report_are_no_line() -> None:
     assert [kind for kind, _, _ in points(found.slow)] == ["M", "L", "L", "L", "M", "L"]
 
 
-def test_predictions_stand_while_their_plan_does() -> None:
+def test_predictions_are_shown_while_their_plan_is_current() -> None:
     reports = [report(step, 8.0, 1.0) for step in range(0, 101, 10)]
     applied = [
         plan(3, 60, None, Method.STICKY),

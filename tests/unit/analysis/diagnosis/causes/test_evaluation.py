@@ -38,7 +38,7 @@ def test_what_ranks_record_between_steps_names_the_cause(
     assert said_share(report) == pytest.approx(true_share(session), abs=0.02)
 
 
-def test_it_is_said_who_evaluates_and_when() -> None:
+def test_the_evidence_names_who_evaluates_and_when() -> None:
     (line,) = report_of(Evaluation(8, 5 * S, 13)).causes[0].evidence
 
     assert line.endswith("before steps 13, 21, 29, 37, 45, every 8 steps; all workers do")

@@ -83,7 +83,7 @@ def test_a_slowness_without_an_end_is_reported_as_lasting() -> None:
     assert "It lasts until the end of the session" in report.causes[0].evidence
 
 
-def test_growth_is_said_with_its_slope() -> None:
+def test_the_evidence_has_the_slope_of_a_growth() -> None:
     report = reported(SlowTogether(growth=0.02))
 
     assert "steps grow by 2.0" in report.verdict.sentence

@@ -88,7 +88,7 @@ def test_random_changes_of_a_very_slow_worker_are_no_heat(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_heat_whose_every_move_is_small_is_told_by_all_of_them(seed: int) -> None:
+def test_heat_of_many_small_changes_is_found_by_all_of_them_together(seed: int) -> None:
     rng = np.random.default_rng(seed)
     wave = np.sin(2 * np.pi * (np.arange(40) / 26 + rng.random()))
 
@@ -162,7 +162,7 @@ def test_it_is_said_how_it_grows_and_what_cools_it() -> None:
     assert report.recommendations[0].title.startswith("Cool worker (2, 1)")
 
 
-def test_a_hot_host_is_said_to_be_one() -> None:
+def test_a_hot_host_is_named() -> None:
     job = replace(LONG, sizes=replace(LONG.sizes, tp=4))
     hot = (HOT, replace(HOT, worker=(3, 1)))
     diagnosis = diagnosed(session(*hot, job=job))
@@ -179,7 +179,7 @@ def on_end(synthetic: SyntheticSession) -> SyntheticSession:
     return replace(synthetic, trace=replace(trace, step=step))
 
 
-def test_its_cycle_is_told_where_it_is_seen_twice() -> None:
+def test_its_cycle_is_named_if_seen_twice() -> None:
     long = signs_of(on_end(session(HOT, job=LONG)))
     short = signs_of(on_end(session(HOT, job=replace(LONG, steps=11))))
 

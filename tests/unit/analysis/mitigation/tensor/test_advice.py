@@ -30,7 +30,7 @@ def advice(*times: float, budget: float = 0.25, **rest: object) -> MitigationDoc
     return advise(Problem(Group(time_s, time_s, 1000), budget, **rest))  # type: ignore[arg-type]
 
 
-def test_alternatives_beyond_the_budget_stand_last_and_are_marked() -> None:
+def test_alternatives_beyond_the_budget_are_last_and_marked() -> None:
     document = advice(8, 1, 1, 1)
     within = [item.within_budget for item in document.alternatives]
     assert within == sorted(within, reverse=True)
@@ -88,7 +88,7 @@ def test_only_what_the_job_knows_is_advised() -> None:
     assert {item.method for item in document.alternatives} == {Method.NONE, Method.ZERO}
 
 
-def test_the_same_shares_by_another_criterion_stand_once() -> None:
+def test_the_same_shares_by_another_criterion_are_listed_once() -> None:
     document = advice(1.0, 1.0, 1.0)
     assert [item.method for item in document.alternatives] == list(Method)
 

@@ -74,7 +74,7 @@ def test_a_rank_whose_fixed_part_is_above_the_level_keeps_the_least() -> None:
 
 
 @given(st.floats(1e-7, 1.0), st.integers(1, 10_000_000))
-def test_levels_stand_where_numbers_are_far_apart(unit: float, columns: int) -> None:
+def test_levels_are_valid_when_numbers_differ_much_in_size(unit: float, columns: int) -> None:
     fixed = np.array([1e6, 0.0, 3.0, 1e-9])
     units = levelled(fixed, np.full(4, unit / columns), 4 * columns)
     assert units.sum() == 4 * columns

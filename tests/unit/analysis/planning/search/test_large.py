@@ -45,7 +45,7 @@ def test_wide_intervals_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatc
         assert found.certificate.upper_bound_ps == best.certificate.upper_bound_ps
 
 
-def test_too_large_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_a_search_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MOST_CELLS", 10)
     with pytest.raises(InfeasiblePlanError) as caught:
         plan(uniform_example("Ex3"), compare=False)

@@ -70,7 +70,7 @@ def fsdp(dp: int, seed: int) -> tuple[Trace, float]:
 
 
 @pytest.mark.parametrize("dp", [2, 4])
-def test_the_slow_worker_of_layers_that_wait_for_each_other_is_told(dp: int) -> None:
+def test_the_slow_worker_of_layers_that_wait_for_each_other_is_named(dp: int) -> None:
     trace, true = fsdp(dp, seed=3)
 
     report = analyze(trace).report

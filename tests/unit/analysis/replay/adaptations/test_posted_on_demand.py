@@ -135,7 +135,7 @@ def test_the_time_that_posting_takes_is_replayed(chunks: int) -> None:
     assert report.headline.slowdown == pytest.approx(slow.step_ns / healthy.step_ns, rel=0.01)
 
 
-def test_a_healthy_job_that_posts_late_is_told_so() -> None:
+def test_a_healthy_job_that_posts_late_is_called_healthy() -> None:
     report = analyze(OnDemand(Schedule(INTERLEAVED, 4, 4, 8), MS // 3).trace()).report
 
     assert report.fidelity.verdict

@@ -63,7 +63,7 @@ def as_recorded(seed: int) -> Layout:
 @pytest.mark.slow
 @jobs
 @given(seeds)
-def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
+def test_blocking_operations_are_found_as_by_the_twin(seed: int) -> None:
     replayed = prepare_replay(run(host_job(seed)).trace, without=tuple(Name))
     layout = replayed.layout
     blocking = find_blocking(layout, replayed.graph)
@@ -80,7 +80,7 @@ def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
 @pytest.mark.slow
 @jobs
 @given(seeds)
-def test_what_holds_up_is_told_as_by_the_twin(seed: int) -> None:
+def test_delaying_operations_are_found_as_by_the_twin(seed: int) -> None:
     replayed = prepare_replay(run(host_job(seed)).trace, without=tuple(Name))
     layout, graph = replayed.layout, replayed.graph
     blocking = find_blocking(layout, graph)
@@ -109,7 +109,7 @@ def test_what_holds_nothing_up_does_not_block() -> None:
 @pytest.mark.slow
 @jobs
 @given(seeds)
-def test_what_lies_inside_is_told_as_by_the_twin(seed: int) -> None:
+def test_nested_operations_are_found_as_by_the_twin(seed: int) -> None:
     layout = as_recorded(seed)
     for node in range(len(layout.nodes)):
         if twins.name_of(layout, node) in twins.COMPUTE:

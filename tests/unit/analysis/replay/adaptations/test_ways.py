@@ -117,7 +117,9 @@ def test_what_computations_wait_for_is_taken_out_as_by_the_twin(seed: int, dp: i
 
 @few
 @given(seed=seeds, dp=st.integers(2, 3), meanwhile=st.sets(st.integers(0, 3), max_size=2))
-def test_what_is_waited_for_is_told_as_by_the_twin(seed: int, dp: int, meanwhile: set[int]) -> None:
+def test_awaited_operations_are_found_as_by_the_twin(
+    seed: int, dp: int, meanwhile: set[int]
+) -> None:
     trace = run(HostJob(dp=dp, gathers=True, steps=3, factors={(1, 0): 1.6}, seed=seed)).trace
     layout = prepare_replay(trace, without=tuple(Name)).layout
     found = find_nested(layout)

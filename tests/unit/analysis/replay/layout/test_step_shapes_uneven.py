@@ -88,7 +88,7 @@ def test_one_step_alone_among_others_is_taken_for_a_recording_that_ended() -> No
     assert "DP ranks run different numbers of microbatches, 2 to 4" in replayed.dropped[0].reason
 
 
-def test_without_the_adaptation_it_is_said_what_differs() -> None:
+def test_without_the_adaptation_the_refusal_names_the_difference() -> None:
     job = Job(dp=3, pp=2, counts=((4, 9, 4),) * STEPS)
     with pytest.raises(UnanalyzableError) as refused:
         prepare_replay(executed(job, steps=STEPS)[0], {Name.PADDED_MICROBATCHES})

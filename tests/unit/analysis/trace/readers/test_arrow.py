@@ -39,7 +39,7 @@ def test_a_file_and_a_dictionary_of_names_are_read_as_well() -> None:
     bodies.assert_same(read.trace, bodies.decoded(bodies.ndjson()))
 
 
-def test_the_metadata_stand_in_the_schema_or_come_separately() -> None:
+def test_metadata_are_in_the_schema_or_come_separately() -> None:
     trace = bodies.decoded(bodies.ndjson())
     body = to_arrow(trace)
     assert metadata_document(decode(body, None, limits=bodies.LIMITS).trace.meta) == (

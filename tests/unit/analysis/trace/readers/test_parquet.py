@@ -256,7 +256,7 @@ def test_sizes_decide_which_ranks_there_are() -> None:
     assert error.faults[0].column == "dp_rank"
 
 
-def test_what_is_wrong_with_a_batch_is_said_before_what_is_wrong_with_the_next() -> None:
+def test_faults_of_a_batch_are_reported_before_those_of_the_next() -> None:
     taken: list[int] = []
 
     def take(number: int) -> None:

@@ -70,7 +70,7 @@ def test_a_rank_that_is_not_named_is_refused_with_the_remedy() -> None:
     assert caught.value.stable_code == "trace.unknown_rank"
 
 
-def test_a_truncated_file_is_said_to_be_so() -> None:
+def test_a_truncated_file_is_reported_as_truncated() -> None:
     body = host_steps(1).body()
     with pytest.raises(InvalidTraceError) as caught:
         decode(body[: len(body) // 2], None, limits=LIMITS)
@@ -131,7 +131,7 @@ def test_numbers_beyond_what_a_double_tells_apart_join_kernels() -> None:
     assert operations(read_trace(file)) == found
 
 
-def test_where_the_text_ends_is_said() -> None:
+def test_the_refusal_names_the_event_in_which_the_text_ends() -> None:
     file = host_steps()
     cut = file.body().index(file.events[5].encode()) + 9
     with pytest.raises(InvalidTraceError, match="ends in the middle, in event 5") as caught:

@@ -124,7 +124,7 @@ def ungrouped(
         (ungrouped(1, 4, [1], {"default_pg": 4}), Sizes(dp=1, pp=4), (0, 1)),
     ],
 )
-def test_what_collectives_say_of_their_groups_stands_for_a_list(
+def test_groups_of_collectives_replace_a_missing_list_of_groups(
     file: KinetoFile, sizes: Sizes, place: tuple[int, int]
 ) -> None:
     trace = read_trace(file)
@@ -148,7 +148,7 @@ def test_sizes_that_do_not_fit_are_not_believed(file: KinetoFile) -> None:
     assert caught.value.stable_code == "metadata.missing"
 
 
-def test_the_rank_may_stand_in_the_name_of_the_file_only(tmp_path: Path) -> None:
+def test_the_rank_may_be_in_the_name_of_the_file_only(tmp_path: Path) -> None:
     file = host_steps(fields={"distributedInfo": {"backend": "gloo"}})
     path = tmp_path / "job-rank_2.pt.trace.json"
     path.write_bytes(file.body())

@@ -78,7 +78,7 @@ def test_scopes_of_all_ranks_are_operations() -> None:
     assert decoded.unmapped == (Unmapped("scopes called recv-extra", 4),)
 
 
-def test_with_replicas_reduction_and_optimizer_are_not_told_apart() -> None:
+def test_with_replicas_reduction_and_optimizer_are_not_distinguished() -> None:
     decoded = decode(json.dumps(aggregated(dp=2)).encode(), None, limits=LIMITS)
 
     assert decoded.trace.meta.sizes == Sizes(dp=2, pp=2)

@@ -204,7 +204,7 @@ def test_the_sizes_are_needed_with_it(tmp_path: Path) -> None:
     assert caught.value.stable_code == "metadata.missing"
 
 
-def test_without_labels_the_remedy_is_said(tmp_path: Path) -> None:
+def test_without_labels_the_refusal_contains_the_remedy(tmp_path: Path) -> None:
     path = database(tmp_path / "rank0.sqlite", [("forward", 1, 2)])
     with pytest.raises(InvalidTraceError, match="emit_nvtx") as caught:
         decode(path, META, limits=LIMITS, local=True)

@@ -120,7 +120,7 @@ def test_the_node_of_a_resource_is_better_than_its_host() -> None:
     }
 
 
-def test_bodies_of_a_collector_stand_on_lines() -> None:
+def test_bodies_of_a_collector_are_on_lines() -> None:
     text = body(step(7)) + b"\n" + body(step(7), resource(0)) + b"\n"
     trace = decode(text, None, limits=LIMITS).trace
 

@@ -144,7 +144,7 @@ def test_steps_without_a_number_are_counted() -> None:
     assert trace.step.tolist() == [0, 1, 2]
 
 
-def test_a_pattern_that_matches_nothing_is_said() -> None:
+def test_a_pattern_that_matches_nothing_is_reported() -> None:
     decoded = read(layered(), LAYERS + "'head(F)': forward-compute\n")
     (one,) = decoded.unmapped
     assert one.what == "files without a range that matches the label 'head(F)' (line 5)"

@@ -41,7 +41,7 @@ def counts(trace: Trace) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def test_a_step_is_told_apart_without_labels(tmp_path: Path) -> None:
+def test_operations_of_a_step_are_recognized_without_labels(tmp_path: Path) -> None:
     job = replace(DDP, rounds=2)
     trace = recorded(job, tmp_path)
 

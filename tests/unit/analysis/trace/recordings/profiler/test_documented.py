@@ -57,7 +57,7 @@ def test_operations_are_those_of_the_table(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_said_to_be_the_same_is(name: str, tmp_path: Path) -> None:
+def test_documented_equalities_hold(name: str, tmp_path: Path) -> None:
     assert table()[name].startswith("the same")
     wanted = read(DDP, tmp_path / "other")
     for style in SAME[name]:

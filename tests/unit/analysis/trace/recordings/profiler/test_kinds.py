@@ -98,9 +98,7 @@ def test_a_host_that_launches_late_is_named_with_what_it_costs(kind: Kind, tmp_p
 @pytest.mark.parametrize(
     "kind", [Kind.HSDP, *every_night(Kind.DDP_HALVES, Kind.FSDP2, Kind.TENSOR)]
 )
-def test_what_stands_still_between_steps_for_want_of_launches_is_lost(
-    kind: Kind, tmp_path: Path
-) -> None:
+def test_idle_time_between_steps_for_lack_of_launches_is_lost(kind: Kind, tmp_path: Path) -> None:
     report, slowdown = reported(training(kind, Fault(late_factor=45.0)), Style(), tmp_path)
     assert report.causes[0].cause == "host_overhead"
     assert report.causes[0].where.workers == ()
@@ -152,7 +150,9 @@ def test_a_late_loader_is_named_with_what_it_costs(kind: Kind, style: str, tmp_p
 
 
 @pytest.mark.parametrize("kind", [Kind.TENSOR, *every_night(Kind.EXPERTS, Kind.TENSOR_SHARDED)])
-def test_groups_without_names_are_told_apart_by_their_streams(kind: Kind, tmp_path: Path) -> None:
+def test_groups_without_names_are_distinguished_by_their_streams(
+    kind: Kind, tmp_path: Path
+) -> None:
     """The sizes of groups are unknown, so each rank is a worker."""
     job = training(kind, Fault(slow_rank=1))
     report, slowdown = reported(job, Style(Writer.OLD), tmp_path)

@@ -64,7 +64,7 @@ def test_a_slow_worker_is_named_with_its_slowdown(*, fused: bool) -> None:
     assert analyze(healthy).report.headline.slowdown < 1.03
 
 
-def test_steps_that_fit_no_schedule_are_told_by_their_collectives_alone() -> None:
+def test_steps_that_fit_no_schedule_are_divided_by_their_collectives_alone() -> None:
     job = Job()
     files = job.files()
     for file in files:
