@@ -5,11 +5,13 @@ for each other package, and one for all of them:
 
 files, lines
     Python files that hold code, and their lines.
+defs
+    Functions and methods.
 private
     Functions whose names begin with one underscore.
 once
-    Those of them that are used exactly once, in their own file: candidates to stand where they are
-    used.
+    Those of them that their own file calls exactly once and uses nowhere else: candidates to stand
+    where they are called. Callbacks and routes, which are named but not called, do not count.
 short
     Modules of under 100 lines that exactly one other module imports: candidates to join it.
 depth
@@ -45,6 +47,7 @@ class Size:
 
     files: int = 0
     lines: int = 0
+    defs: int = 0
     private: int = 0
     once: int = 0
     short: int = 0
@@ -54,6 +57,7 @@ class Size:
         return Size(
             self.files + other.files,
             self.lines + other.lines,
+            self.defs + other.defs,
             self.private + other.private,
             self.once + other.once,
             self.short + other.short,
@@ -79,31 +83,31 @@ def sizes(root: Path, importers: Counter[str]) -> dict[str, Size]:
             folders = path.relative_to(root / package).parts[:-1]
             shown = folders[: 2 if folders[:1] == ("analysis",) else 1]
             row = "/".join((Path(package).name, *shown))
-            private, once = _private_functions(tree)
+            defs, private, once = _functions(tree)
             lines = text.count("\n")
             module = ".".join(path.relative_to(root).with_suffix("").parts)
             short = lines < SHORT_LINES and importers[module] == 1
-            size = Size(1, lines, private, once, int(short), len(folders))
+            size = Size(1, lines, defs, private, once, int(short), len(folders))
             rows[row] = rows.get(row, Size()) + size
     return dict(sorted(rows.items()))
 
 
-def _private_functions(tree: ast.Module) -> tuple[int, int]:
-    """Return how many private functions there are, and how many of them are used once."""
+def _functions(tree: ast.Module) -> tuple[int, int, int]:
+    """Return the numbers of functions, of private ones, and of those of them called once."""
     used: Counter[str] = Counter()
-    defined = []
+    called: Counter[str] = Counter()
+    names: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            used[node.id] += 1
-        elif isinstance(node, ast.Attribute):
-            used[node.attr] += 1
-        elif (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.name.startswith("_")
-            and not node.name.startswith("__")
-        ):
-            defined.append(node.name)
-    return len(defined), sum(used[name] == 1 for name in defined)
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                used[name] += 1
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                called[name] += 1
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.append(name)
+    private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+    once = sum(used[name] == called[name] == 1 for name in private)
+    return len(names), len(private), once
 
 
 def too_deep(root: Path) -> list[Path]:

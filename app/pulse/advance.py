@@ -28,7 +28,7 @@ from app.analysis.pulse.gpu_readings import from_bytes as from_kept
 from app.analysis.pulse.gpu_readings import to_bytes as to_kept
 from app.analysis.pulse.packing import Places
 from app.analysis.pulse.step_pace import Pace
-from app.errors import PacelineError, UnknownDocumentError
+from app.errors import LostClaimError, UnknownDocumentError
 from app.hangs.files import HangFile
 from app.hangs.receive import judge_live_files, limits_of
 from app.incidents.store import group_of_job
@@ -117,12 +117,6 @@ class Advance:
     places: bytes | None
     readings: Mapping[int, Reading]
     first: bool
-
-
-class LostClaimError(PacelineError):
-    """Another worker has claimed the attempt in the meantime; the transaction is rolled back."""
-
-    code = "pulse.lost_claim"
 
 
 def advance_pulses(container: Container, every: timedelta = EVERY) -> int:

@@ -35,6 +35,13 @@ expire
 The subject (a session) changes in the same transaction, after the task run's row: because all steps
 keep this order, no two of them can deadlock. Leases use only the database's time; a worker whose
 clock is wrong can neither hold a task forever nor lose it early.
+
+Bodies that wait in the inbox have leases of their own, by batch: chunks of a session
+(`app.sessions.chunks.absorb`) and pulses of an attempt (`app.pulse.advance`). As task runs, one for
+each session, chunks took 48 lines more, since a sender has to keep the session's run from ending
+before the sender's commit; 1,024 senders of one session were served as fast (752 instead of 875
+chunks/s, 782 instead of 733 a processor-second), but only one worker at a time could absorb a
+session. A pulse advances every two seconds, which would be 43,000 task runs a day for each job.
 """
 
 from __future__ import annotations
