@@ -27,8 +27,8 @@ except ImportError as error:
         "PACELINE_BLOB_URL needs the extra `s3`: pip install 'paceline[server,s3]'"
     ) from error
 
-# Size of a part of a multipart upload; this number of parts is sent, and in memory, at the same
-# time.
+# Size of a part of a multipart upload, and the number of parts that are sent, and held in memory,
+# at a time.
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_AT_ONCE: Final = 3
 

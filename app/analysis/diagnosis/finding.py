@@ -127,7 +127,9 @@ class LateRanks:
     worker: Worker
     """Worker of the group, or of the first rank of an expert-parallel group: (DP rank, stage)."""
     ranks: tuple[int, ...]
-    """Global ranks of the group."""
+    """Global ranks of the tensor-, context- or expert-parallel group whose members `share`
+    compares.
+    """
     share: tuple[float, ...]
     """Share of the group's waiting that each rank causes; the shares add up to 1."""
 

@@ -124,11 +124,11 @@ def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None
 
 
 def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> BoolArray | None:
-    """Return the latest steps that may stand still, shape (steps,); None without any.
+    """Return a mask of the steps that may be standstills, shape (steps,); None if there are none.
 
     The result is one or two steps that begin far later than the other steps, or several steps at
     equal intervals, which may be chance; the delay is on all DP ranks, or on the slowest DP rank.
-    Late data would look the same.
+    Slow data loading would look the same.
     """
     observation = signs.observation
     if any(node in observation.explained.late_ns for node in first):

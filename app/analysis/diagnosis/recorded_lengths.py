@@ -25,7 +25,7 @@ _KEY: Final = "sequence_lengths"
 class RecordedLengths:
     """Recorded sequence lengths of some microbatches, arrays of shape (microbatches,)."""
 
-    # passes, steps, dp: the microbatches, as indices into the times of backwards
+    # passes, steps, dp: index of each microbatch in the array of backward times, by axis
     passes: IntArray
     steps: IntArray
     dp: IntArray

@@ -155,8 +155,9 @@ def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> Int
 
 
 def _follows(starts: FloatArray, operations: _InSteps) -> BoolArray:
-    # A launch in the second half of an operation counts as following it, as clocks are read one
-    # after the other.
+    # A launch in the second half of an operation counts as following it: the clocks of host and
+    # device are read one after the other, so that a launch may seem to precede the end of the
+    # operation.
     return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
 
 

@@ -27,7 +27,9 @@ class Division:
     stages.
     """
     max_layers: tuple[int, ...] | None
-    """Most layers that the memory of each stage holds, from the metadata; None if they lack it."""
+    """Maximum number of layers that the memory of each stage holds, from the metadata; None if they
+    lack it.
+    """
     flag: str
     """Flag of Megatron-LM that sets this division."""
 
@@ -77,7 +79,7 @@ class Balancing:
     quadratic_ms: float
     """Cost of each squared token of a sequence (attention), ms."""
     max_tokens: int
-    """Most tokens of a microbatch: the tokens of the largest microbatch today."""
+    """Maximum number of tokens of a microbatch: the tokens of the largest microbatch today."""
     stages: int
     """Number of pipeline stages."""
 

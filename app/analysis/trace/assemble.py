@@ -149,8 +149,8 @@ _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "duration": np.int64,
 }
 _NS: Final = 1e9
-# Most rows that may equal the row before them, as after a buffer that a recorder sent twice. A
-# larger body may repeat up to half of its rows.
+# Maximum number of rows that may equal the row before them, as after a buffer that a recorder sent
+# twice. A larger body may repeat up to half of its rows.
 _MOST_REPEATED: Final = 1000
 
 

@@ -29,15 +29,15 @@ MAX_WINDOW_BYTES: Final = 8 * MIB
 MARK: Final = codecs.BOM_UTF8
 _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-# Most gzip members or zstd frames of a body. bgzip writes a member for every 64 kB of text; the
-# limit exists because an empty member costs the reader as much time as a full member.
+# Maximum number of gzip members or zstd frames of a body. bgzip writes a member for every 64 kB of
+# text; the limit exists because an empty member costs the reader as much time as a full member.
 _MAX_MEMBERS: Final = 1 << 18
 # zlib's `wbits` value for data with a gzip header and check sum.
 GZIP_WINDOW_BITS: Final = 31
 _PLAIN_SLICE: Final = MIB
-# Most bytes of a plain and of a compressed body that format recognition reads. The plain limit has
-# room for the process groups of 16,384 ranks before the first event; the compressed limit is lower
-# because an empty gzip member costs as much time as a full member.
+# Maximum number of bytes of a plain and of a compressed body that format recognition reads. The
+# plain limit has room for the process groups of 16,384 ranks before the first event; the compressed
+# limit is lower because an empty gzip member costs as much time as a full member.
 _MOST_PLAIN_BYTES: Final = 8 * MIB
 _MOST_COMPRESSED_BYTES: Final = MIB
 

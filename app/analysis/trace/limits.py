@@ -17,15 +17,15 @@ from app.errors import BodyTooLargeError, Fault, InvalidTraceError
 
 MIB: Final = 1024 * 1024
 
-# Most decompressed bytes for each compressed byte, for bodies that expand to more than
+# Maximum number of decompressed bytes for each compressed byte, for bodies that expand to more than
 # `UNJUDGED_BYTES`.
 MAX_RATIO: Final = 250
 UNJUDGED_BYTES: Final = 32 * MIB
 
-# Most faults that the refusal of a body lists.
+# Maximum number of faults that the refusal of a body lists.
 MAX_FAULTS: Final = 10
 
-# Most ranks of a job; a larger number is probably a typing error.
+# Maximum number of ranks of a job; a larger number is probably a typing error.
 MAX_WORLD: Final = 1 << 20
 MAX_MODEL_CHUNKS: Final = 1 << 10
 MAX_MICROBATCH: Final = 1 << 20
@@ -38,10 +38,10 @@ NS_PER_S: Final = 1_000_000_000
 MAX_TIME_NS: Final = 1 << 62
 
 MAX_OP_NAME_CHARS: Final = 128
-# Most distinct operation names in a trace.
+# Maximum number of distinct operation names in a trace.
 MAX_OP_NAMES: Final = 256
-# Most entries of a name dictionary, which may list names that no row uses (pandas writes all
-# categories).
+# Maximum number of entries of a name dictionary, which may list names that no row uses (pandas
+# writes all categories).
 MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
 
 # Largest start relative to its step. A float32 resolves 0.2 ms at this number of seconds, but only
@@ -53,11 +53,11 @@ MAX_RELATIVE_START_S: Final = 3600.0
 class Limits:
     """Limits on the sizes of one body."""
 
-    # Most bytes after decompression, of the body or of the columns read from it.
+    # Maximum number of bytes after decompression, of the body or of the columns read from it.
     max_decompressed_bytes: int = 4096 * MIB
     max_rows: int = 40_000_000  # most operations of a body
-    # Most bytes of the header line of an NDJSON body, of a metadata document, and of the footer of
-    # a Parquet body.
+    # Maximum number of bytes of the header line of an NDJSON body, of a metadata document, and of
+    # the footer of a Parquet body.
     max_header_bytes: int = 16 * MIB
 
     def expanded(self, size: int) -> int:

@@ -60,7 +60,7 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
-# Most steps with a reason for exclusion; a session has only dozens of steps.
+# Maximum number of steps with a reason for exclusion; a session has only dozens of steps.
 MAX_ODD_STEPS: Final = 1000
 # Deepest nesting of `SessionMeta.extra`; per-microbatch tables need four levels.
 MAX_DEPTH: Final = 16
@@ -267,7 +267,7 @@ def _storable(text: str, key: str) -> str:
 # malformed values count as absent.
 _UNMAPPED: Final = "unmapped"
 _NOT_REPLAYED: Final = "not_replayed"
-# Most kinds of unmapped items that are listed; all further kinds are summed as one.
+# Maximum number of kinds of unmapped items that are listed; all further kinds are summed as one.
 MAX_KINDS: Final = 32
 _MAX_TEXT: Final = 400
 # Largest count of unmapped items: sums over any number of bodies stay below JSON's largest exact

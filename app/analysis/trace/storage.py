@@ -28,8 +28,8 @@ from app.analysis.trace.readers.parquet_headers import MAGIC
 from app.errors import InvalidTraceError
 
 PART_BYTES: Final = 4 * 1024 * 1024
-# Most rows of an Arrow batch. Columns of a single batch are used without a copy; columns of several
-# batches are concatenated.
+# Maximum number of rows of an Arrow batch. Columns of a single batch are used without a copy;
+# columns of several batches are concatenated.
 BATCH_ROWS: Final = 1 << 22
 
 _VERSION: Final = b"1"

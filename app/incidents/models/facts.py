@@ -225,8 +225,8 @@ TITLES: Final[Mapping[NoticeKind, str]] = {
 }
 # Kinds of notices without progress fire at once, because no session can be recorded.
 STANDING_STILL: Final = (NoticeKind.HANG, NoticeKind.SILENT)
-# A notice is over after the first time without data, a notice without progress after the second,
-# because such a job sends only heartbeats.
+# Time without data after which a notice is over: UNHEARD_STILL for notices without progress,
+# because such a job sends only heartbeats, UNHEARD for all others.
 UNHEARD: Final = timedelta(hours=1)
 UNHEARD_STILL: Final = timedelta(days=1)
 # The gain of a fix is measured over a few steps. The message about the resolved incident waits for

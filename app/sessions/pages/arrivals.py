@@ -185,7 +185,14 @@ def _table(
 def _folded(
     late: NDArray[np.float64], ranks: Sequence[int]
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Merge neighboring ranks by their largest lateness; return the rows and their first ranks."""
+    """Merge neighboring ranks into at most `MOST_ROWS` rows, each with the largest lateness of its ranks.
+
+    Returns
+    -------
+    late : array, shape (rows, collectives)
+    ranks : list of int
+        The first rank of each row.
+    """
     each = -(-len(ranks) // MOST_ROWS)
     if each == 1:
         return late, list(ranks)

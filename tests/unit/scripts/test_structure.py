@@ -39,10 +39,10 @@ def test_each_folder_is_counted(root: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["files", "lines", "private", "once", "short", "depth"],
-        ["app/room", "2", "13", "2", "1", "1", "1"],
-        ["workers", "1", "1", "0", "0", "0", "0"],
-        ["all", "3", "14", "2", "1", "1", "1"],
+        ["files", "lines", "defs", "private", "once", "short", "depth"],
+        ["app/room", "2", "13", "3", "2", "1", "1", "1"],
+        ["workers", "1", "1", "0", "0", "0", "0", "0"],
+        ["all", "3", "14", "3", "2", "1", "1", "1"],
         ["circles", "of", "imports:", "0"],
     ]
 

@@ -53,7 +53,7 @@ class LossRisk(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Share of work of a rank under an alternative."""
+    """Share of the work that a rank gets under another division of the tensor-parallel units."""
 
     rank: int
     """Number of the rank within the group, from 0."""

@@ -22,7 +22,9 @@ def fill(
     cap: int | np.int64,
     blocks: IntArray,
 ) -> bool:
-    """Fill `blocks` with the cut of least ΣC, then least max C, under the stage time `cap`.
+    """Fill `blocks` with the cut of least ΣC, then least max C, where C ≤ `cap` for each stage.
+
+    C is the time of a stage: its blocks · `block` + `extra`.
 
     Parameters
     ----------

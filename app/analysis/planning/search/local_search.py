@@ -79,7 +79,7 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
     return number_nodes(problem, parts)
 
 
-# Kinds of template time that `climb` keeps at most at `limit_ps`.
+# Times of a pipeline template, one of which `climb` keeps at or below `limit_ps`.
 NOTHING = 0
 T_STD = 1
 T_OOBLECK = 2

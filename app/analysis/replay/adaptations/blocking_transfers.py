@@ -28,8 +28,8 @@ BLOCKING_SHARE: Final = 0.98
 # …and if a step has on average at least this many transfers of the type within which a later
 # operation could have started: if no operation could have started, nothing was blocked…
 _HELD_UP: Final = 0.5
-# …and if this happens on more than this share of the stages, since transfers of the first and the
-# last stage seem to block by chance.
+# …and if both conditions hold on more than this share of the stages, since transfers of the first
+# and of the last stage may seem to block by chance.
 _STAGES: Final = 0.5
 
 

@@ -245,8 +245,8 @@ MEGASCAN: Final = TraceFormat(
 _OTEL_FIRST_FIELD: Final = b"\n"
 _OTEL_VALUE: Final = b"\x12"
 _OTEL_ATTRIBUTES: Final = (b"service.name", b"telemetry.sdk.", b"dl.rank")
-# Most bytes before the first field: a request has none, a file of messages has the length of the
-# first message.
+# Maximum number of bytes before the first field: a request has none, a file of messages has the
+# length of the first message.
 _OTEL_MOST_LENGTH_BYTES: Final = 5
 # Position of the compressed data in a file of messages: behind the 4-byte big-endian length, whose
 # first byte is 0 because messages are below 16 MiB.

@@ -32,8 +32,8 @@ from app.analysis.trace.recordings.labels import OwnRanges
 
 # Fields whose array is as long as the recording; recognition does not read the fields behind it.
 LONG_FIELDS: Final = frozenset({"traceEvents", "resourceSpans"})
-# Most events that recognition reads. Profilers name all processes and threads in events before the
-# first range.
+# Maximum number of events that recognition reads. Profilers name all processes and threads in
+# events before the first range.
 MOST_EVENTS: Final = 1024
 _MOST_TEXT: Final = 8 * MIB
 _SPACE: Final = re.compile(r"[ \t\n\r]*")

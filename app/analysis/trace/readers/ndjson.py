@@ -43,7 +43,8 @@ SCHEMA: Final = "paceline.trace/1"
 # block fits the core's cache.
 _BLOCK_BYTES: Final = MIB
 _MAX_LINE_BYTES: Final = MIB
-# Most blank lines of a body: a blank line takes reading time too, but is not counted as a row.
+# Maximum number of blank lines of a body: a blank line takes reading time too, but is not counted
+# as a row.
 _MAX_BLANK_LINES: Final = 1 << 20
 _FIRST_CAPACITY: Final = 1 << 16
 # Module of the compiled reader. Only processes that read many bodies load it, since loading takes

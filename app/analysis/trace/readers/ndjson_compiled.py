@@ -32,8 +32,8 @@ _REQUIRED: Final = sum(
     1 << number for number, field in enumerate(NATIVE.columns) if field not in NATIVE.optional
 )
 _SHORTEST_LINE: Final = len('{"rank":0,"dp":0,"pp":0,"step":0,"op":"","start_ns":0,"dur_ns":0}\n')
-# Most digits of an int64. A larger number with the same number of digits overflows to a negative
-# number, which is rejected.
+# Maximum number of digits of an int64. A larger number with the same number of digits overflows to
+# a negative number, which is rejected.
 _MOST_DIGITS: Final = 19
 _NOT_PLAIN: Final = -1
 _ONE: Final = np.uint64(1)

@@ -318,11 +318,11 @@ MAX_PAGE_BYTES: Final = 256 * MIB
 
 # Bytes that a page may take beyond its values: levels, block headers and padding.
 _SLACK_BYTES: Final = 64 * 1024
-# Most bytes of a number in a page: its widest encoding, levels and padding.
+# Maximum number of bytes of a number in a page: its widest encoding, levels and padding.
 _NUMBER_BYTES: Final = 16
 # Bytes of a decoded value in memory: a number, or the index of a name.
 _DECODED_BYTES: Final = 8
-# Most bytes of an operation name in a page: its length field and its text.
+# Maximum number of bytes of an operation name in a page: its length field and its text.
 _NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
 
 # Field ids of parquet.thrift: those of PageHeader, then those of the inner header of each page

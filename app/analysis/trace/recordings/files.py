@@ -110,7 +110,7 @@ def names_of(name: str, among: Iterable[str]) -> FileNames:
 # busy at different times.
 APART_NS: Final = 60 * NS_PER_S
 APART_STEPS: Final = 3.0
-# Most files of each start of the job that a refusal names.
+# Maximum number of files of each start of the job that a refusal names.
 _NAMED: Final = 3
 
 

@@ -22,9 +22,10 @@ from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
 from app.errors import Fault
 
-# Most characters of an event; an event with its call stack and tensor shapes has some kilobytes.
+# Maximum number of characters of an event; an event with its call stack and tensor shapes has some
+# kilobytes.
 MAX_ITEM_CHARS: Final = MIB
-# Most characters of a field; the process groups of 16,384 ranks take about 1 MiB.
+# Maximum number of characters of a field; the process groups of 16,384 ranks take about 1 MiB.
 MAX_FIELD_CHARS: Final = 4 * MIB
 _FIRST_LOOK: Final = 64 * 1024
 _SPACE: Final = " \t\n\r"

@@ -40,8 +40,8 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
 
-# Most processes of one file. A file for a viewer has some dozens of processes, a machine has
-# thousands.
+# Maximum number of processes of one file. A file for a viewer has some dozens of processes, a
+# machine has thousands.
 _MOST: Final = 100_000
 _NAMES: Final = ("process_name", "process_labels")
 _BRACKETED: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECASE)
@@ -114,7 +114,7 @@ def _rank_of_process(text: str) -> int | None:
 EVENTS: Final = "traceEvents"
 DISTRIBUTED: Final = "distributedInfo"
 _MAX_GROUPS: Final = 4096
-# Most characters of a process group's ranks if they are written as a text.
+# Maximum number of characters of a process group's ranks if they are written as a text.
 _MAX_RANKS_TEXT: Final = 1 << 20
 _MAX_DIGITS: Final = 12
 

@@ -189,7 +189,7 @@ def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an 
 
 
 _SHIFT: Final = 23
-# Most entries of the cache of event kinds by name.
+# Maximum number of entries of the cache of event kinds by name.
 _MOST_NAMES: Final = 1 << 16
 
 

@@ -232,11 +232,11 @@ GROUPS: Final = ("mb", "mc", "stage", "step")
 STEP: Final = "step"
 MAX_PATTERN_CHARS: Final = 1000
 _MAX_MEMORY_BYTES: Final = 1 << 20
-# Most characters of a range's name; longer names match no pattern.
+# Maximum number of characters of a range's name; longer names match no pattern.
 _MAX_NAME_CHARS: Final = 4096
 _MAX_DIGITS: Final = 15
-# Most entries of the cache of matches by name. Names that contain a counter differ each time and
-# would fill memory.
+# Maximum number of entries of the cache of matches by name. Names that contain a counter differ
+# each time and would fill memory.
 _MAX_REMEMBERED: Final = 1 << 14
 # _MAX_UNKNOWN: most distinct names without a matching pattern that are counted; _NAMED: most of
 # them that a refusal lists

@@ -48,7 +48,7 @@ _ALLOWED: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
 # SQL functions that the queries below call; others are denied. (A generated column of the database
 # may still call functions without side effects, whose values are limited in length.)
 _FUNCTIONS: Final = frozenset({"coalesce", "like"})
-# Most bytes of a value; exporters cut texts to some kilobytes.
+# Maximum number of bytes of a value; exporters cut texts to some kilobytes.
 _MAX_VALUE_BYTES: Final = MIB
 _LABELS: Final = ("PP:", "paceline:", "ProfilerStep#")
 _ONE_RANK: Final = "profile each rank to a file of its own, nsys profile -o rank%q{RANK}"

@@ -34,8 +34,8 @@ from app.errors import Fault
 _RESOURCE_SPANS: Final = 1
 _FIRST_BYTE: Final = _RESOURCE_SPANS << 3 | BYTES
 _LENGTH_BYTES: Final = 4
-# Most bytes of a message in a collector's file, which holds a received request or a batch of 8,192
-# spans.
+# Maximum number of bytes of a message in a collector's file, which holds a received request or a
+# batch of 8,192 spans.
 _MAX_MESSAGE_BYTES: Final = 4 * MAX_BATCH_BYTES
 
 Names = frozenset[str] | None

@@ -15,7 +15,7 @@ from app.analysis.trace.recordings.json_events import Event, Item, event_of, rea
 from app.errors import Fault
 
 SPANS: Final = "resourceSpans"
-# Most bytes of a batch; a collector's batch has 8,192 spans.
+# Maximum number of bytes of a batch; a collector's batch has 8,192 spans.
 MAX_BATCH_BYTES: Final = 8 * MIB
 
 

@@ -196,7 +196,8 @@ _PS_PER_NS: Final = 1000
 # Characters of a name that are kept; the rest is cut off.
 _MAX_NAME: Final = 200
 _MAX_DIGITS: Final = 16
-# Most bytes of a message, with room for the text of an instruction with thousands of operands.
+# Maximum number of bytes of a message, with room for the text of an instruction with thousands of
+# operands.
 _MAX_MESSAGE_BYTES: Final = 4 * MIB
 _MAX_NAMES: Final = 1_000_000
 _MAX_LINES: Final = 100_000

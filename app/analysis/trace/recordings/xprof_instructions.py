@@ -152,7 +152,7 @@ def _groups(text: str) -> Groups | None:
 
 COMPUTES: Final = -1
 COPIES: Final = -2
-# Most devices of one file.
+# Maximum number of devices of one file.
 _MAX_DEVICES: Final = 4096
 _MAX_STEPS: Final = 100_000
 _MAX_NAMES: Final = 1_000_000

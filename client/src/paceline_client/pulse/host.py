@@ -42,7 +42,7 @@ class HostSocket:
     all processes of a job on the host.
     """
 
-    # On other systems, each rank sends its own pulse.
+    # On systems other than Linux, which have no such sockets, each rank sends its own pulse.
     supported: Final = sys.platform == "linux"
 
     def __init__(self, name: str) -> None:

@@ -25,8 +25,8 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 
 _NOWHERE: Final = -1
-# Most launches and operators that are matched at once, to bound memory: a recording may have
-# millions.
+# Maximum number of launches and operators that are matched at once, to bound memory: a recording
+# may have millions.
 _AT_ONCE: Final = 1 << 18
 
 

@@ -111,8 +111,8 @@ def _pack(values: NDArray[np.int64]) -> _Packed:
     return _Packed(int(values[0]), steps)
 
 
-# Most ranges and collectives of a scan, which are kept as Python objects. A recording of 50 steps
-# with 64 tensor-parallel layers has about 100,000.
+# Maximum number of ranges and collectives of a scan, which are kept as Python objects. A recording
+# of 50 steps with 64 tensor-parallel layers has about 100,000.
 _MAX_KEPT: Final = 1_000_000
 _DEVICE_COLLECTIVE: Final = re.compile(r"(?:nccl|rccl|xccl)[A-Za-z]*_?([A-Za-z]*)", re.IGNORECASE)
 
@@ -273,8 +273,8 @@ class Scan:
     # (operation type, span) of work between steps.
     between: list[tuple[str, Span]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
-    # issues: calls of process groups; marks: ranges of frameworks. Both are used only if the
-    # recording has no labels.
+    # issues: calls that launch collectives; marks: annotated ranges of frameworks (DDP, FSDP). Both
+    # are used only if the recording has no labels.
     issues: list[Issue] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     # Ranges in which autograd ran a node of the backward graph.

@@ -43,7 +43,7 @@ _UNKNOWN: Final = -1
 
 
 class Computed(NamedTuple):
-    """Computing time of a segment; times in ns."""
+    """Computing time of a segment, the part of a step between two collectives; times in ns."""
 
     first: int
     last: int

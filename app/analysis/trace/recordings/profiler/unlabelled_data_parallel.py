@@ -116,7 +116,7 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
 def place_of(
     recording: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
-    """Return the sizes of the job and the DP rank of a scan's rank; see `collectives.place`."""
+    """Return the job's parallel sizes (dp, pp, …) and the DP rank of the rank that recorded `scan`."""
     sizes = {
         collective.group: collective.size for collective in recording.collectives if collective.size
     }

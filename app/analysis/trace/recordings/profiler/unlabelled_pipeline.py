@@ -197,7 +197,7 @@ def _candidates(forwards: int, stages: int) -> Iterator[Schedule]:
             yield Schedule(LOOPED, stages, chunks, microbatches)
 
 
-# Most time in ns by which a receive may end after its computation begins, because another thread
+# Maximum time in ns by which a receive may end after its computation begins, because another thread
 # may notice the receive's end late.
 _LATE_NS: Final = 2_000_000
 # A time later than any recorded time.
