@@ -185,7 +185,7 @@ def _table(
 def _folded(
     late: NDArray[np.float64], ranks: Sequence[int]
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Merge neighboring ranks into at most `MOST_ROWS` rows, each with the largest lateness of its ranks.
+    """Merge neighboring ranks into at most `MOST_ROWS` rows, each with its ranks' largest lateness.
 
     Returns
     -------

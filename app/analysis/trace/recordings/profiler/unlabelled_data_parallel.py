@@ -116,7 +116,7 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
 def place_of(
     recording: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
-    """Return the job's parallel sizes (dp, pp, …) and the DP rank of the rank that recorded `scan`."""
+    """Return the job's parallel sizes (dp, pp, …) and the DP rank of the recording rank."""
     sizes = {
         collective.group: collective.size for collective in recording.collectives if collective.size
     }
