@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.analysis.hangs.state import Frame, JobState, Process, RankState
 from app.errors import InvalidTraceError
-from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
+from app.hangs.flight_recorder import FlightRecorder, Int64, RecordedDump, read_dump
 from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
 
 # First bytes of the document in which a client describes the process of a silent rank.
@@ -23,7 +23,7 @@ _INVALID: Final = "hang.invalid_process"
 class _Process(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    pid: int
+    pid: Int64
     state: Annotated[str, Field(max_length=1)]
     wait_channel: Annotated[str, Field(max_length=64)] = ""
 
