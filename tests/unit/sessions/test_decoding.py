@@ -10,7 +10,8 @@ from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
 from app.analysis.trace.formats.own import NDJSON, PARQUET
 from app.errors import InvalidTraceError, UnsupportedFormatError
 from app.platform.settings import Settings
-from app.sessions.decoding import Body, decoding
+from app.sessions.body import Body
+from app.sessions.decoding import decoding
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ def test_what_is_wrong_with_a_body_is_said_to_who_asks(tmp_path: Path, *, in_mem
         decoded.result()
 
 
-def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> None:
+def test_a_decoding_ends_with_its_context(tmp_path: Path) -> None:
     path = tmp_path / "body"
     path.write_bytes(to_parquet(small_trace()))
-    with decoding(SETTINGS, body(path)) as first, decoding(SETTINGS, body(path)) as second:
-        # One thread: one of them may not have begun, and does not any more.
-        readings = [first.begin(), second.begin()]
-    assert all(one.done() for one in readings)
+    with decoding(SETTINGS, body(path)) as decoded:
+        decoded.begin()
+    with pytest.raises(RuntimeError, match="closed"):
+        decoded.result()
 
 
 def test_a_body_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
