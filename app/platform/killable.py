@@ -147,7 +147,7 @@ class Call(Generic[T]):
     ) -> None:
         self._limits = limits
         self._request, self._files = _pickled((function, arguments))
-        self._prepare = ",".join(name for name in (function.__module__, prepare) if name)
+        self._prepare = _preparation(function, prepare)
         self._reader: _Reader | None = None
         self._memory = -1
         self._begin()
@@ -248,6 +248,15 @@ class Call(Generic[T]):
         return result
 
 
+def start(function: Callable[..., object], prepare: str = "") -> None:
+    """Start a process for the first call of a function, which loads its modules meanwhile."""
+    _keep(_reader(_preparation(function, prepare)))
+
+
+def _preparation(function: Callable[..., object], prepare: str) -> str:
+    return ",".join(name for name in (function.__module__, prepare) if name)
+
+
 def call(function: Callable[..., T], *arguments: object, limits: Allowance, prepare: str = "") -> T:
     """Call a function in a process of its own; parameters and errors are those of `Call`."""
     with contextlib.closing(Call(function, *arguments, limits=limits, prepare=prepare)) as underway:
@@ -306,19 +315,29 @@ _idle: list[_Reader] = []
 
 def _reader(prepare: str) -> _Reader:
     """Return a process without a call, or a new one."""
-    global _running  # noqa: PLW0603 - one for each process
     with _lock:
         # The process of the latest call first: its memory is in the caches.
         for place in reversed(range(len(_idle))):
             if _idle[place].prepare == prepare:
                 return _idle.pop(place)
+    try:
+        forked = _template().fork(prepare)
+    except (BrokenPipeError, ConnectionResetError):
+        # The template process was killed meanwhile.
+        forked = _template().fork(prepare)
+    return _Reader(forked, prepare, 0)
+
+
+def _template() -> _Template:
+    """Return the template process; start another one if it has ended."""
+    global _running  # noqa: PLW0603 - one for each process
+    with _lock:
         if _running is not None and not _running.alive():
             _running.forget()
             _running = None
         if _running is None:
             _running = _Template()
-        template = _running
-    return _Reader(template.fork(prepare), prepare, 0)
+        return _running
 
 
 def _keep(reader: _Reader | None) -> None:

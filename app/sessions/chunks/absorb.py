@@ -31,7 +31,7 @@ from app.platform.settings import MIB, Settings
 from app.platform.settings.kinds import variable
 from app.quotas.usage import QuotaExceededError
 from app.sessions.arriving import count_refusal
-from app.sessions.body import Body, decode_chunks, trace_limits
+from app.sessions.body import PREPARATION, Body, decode_chunks, trace_limits
 from app.sessions.chunks.inbox import waiting_chunks
 from app.sessions.chunks.intake import ChunkWriter, DecodedChunk, chunk_writer, is_complete, seal
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
@@ -226,6 +226,7 @@ def _decoded(
                 limits=allowance(
                     sum(item.body_bytes for item in items), settings.inbox_memory_limit_kib
                 ),
+                prepare=PREPARATION,
             )
     except ReadLimitError as error:
         if len(items) > 1:

@@ -9,6 +9,7 @@ import pytest
 from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
 from app.analysis.trace.formats.own import NDJSON, PARQUET
 from app.errors import InvalidTraceError, UnsupportedFormatError
+from app.platform import killable
 from app.platform.settings import Settings
 from app.sessions.body import Body
 from app.sessions.decoding import decoding
@@ -88,3 +89,12 @@ def test_what_is_as_small_as_it_would_be_packed_stays_as_it_came(
 def test_a_body_in_no_known_format_is_refused_before_it_is_decoded() -> None:
     with decoding(SETTINGS, body(b"neither")) as decoded, pytest.raises(UnsupportedFormatError):
         _ = decoded.kept
+
+
+@pytest.mark.parametrize("mib", [64, 1024, 2048])
+def test_a_small_body_is_read_with_little_memory(mib: int) -> None:
+    # A process that has read before has reserved its addresses already.
+    killable.end()
+    settings = Settings(analysis_memory_limit_kib=mib * 1024)
+    with decoding(settings, body(to_parquet(small_trace()))) as decoded:
+        assert len(decoded.result().decoded.trace) == len(small_trace())
