@@ -31,7 +31,7 @@ def pickled_memo(count: int = MANY) -> bytes:
 
 def flight_recorder(count: int = MANY, **fields: Any) -> bytes:  # noqa: ANN401 - of JSON
     """Return a JSON dump with the fields, by default a `pg_status` with keys of equal hashes."""
-    status = {str(number): {} for number in equal_hashes(count)}
+    status: dict[str, dict[str, int]] = {str(number): {} for number in equal_hashes(count)}
     groups = {"0": {"desc": "default_pg", "ranks": [0, 1]}}
     return json.dumps({"pg_config": groups, **(fields or {"pg_status": status})}).encode()
 
