@@ -27,6 +27,7 @@ MOST_LEVELS: Final = 64
 # number, in quadratic time.
 MOST_NUMBER_CHARS: Final = 400
 
+_INTEGER_TAG: Final = "tag:yaml.org,2002:int"
 # Wheels of PyYAML contain libyaml's loader; a build without libyaml has only the slow loader.
 _Loader: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -163,9 +164,16 @@ def lines_of_keys(text: str) -> dict[str, int]:
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc, valid-type]
-    """Loader of safe YAML that refuses a mapping with a repeated key."""
+    """Loader of safe YAML that refuses a mapping with a repeated key, or one beyond 64 bits."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
+        # Python hashes integers modulo 2^61 - 1: larger integers may have equal hashes, and a
+        # mapping of n such keys takes n² steps to build.
+        for key, _ in node.value:
+            number = self.construct_object(key) if key.tag == _INTEGER_TAG else 0
+            if not -(1 << 63) <= number < 1 << 63:
+                line = key.start_mark.line + 1
+                raise UnreadableDocumentError("a key is an integer beyond 64 bits", line=line)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         if len(mapping) != len(node.value):
             line = node.start_mark.line + 1

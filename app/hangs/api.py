@@ -20,7 +20,7 @@ from app.hangs.uploads import Upload, get_upload, receive_any
 from app.jobs.time_axis import known_job
 from app.platform.database.states import UploadState
 from app.sessions.api.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from app.sessions.receive import check_job_name
 from app.web import problems
 from app.web.addresses import server_address

@@ -6,14 +6,18 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.analysis.hangs.state import Frame, JobState, Process, RankState
-from app.errors import InvalidTraceError
-from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.limits import Limits
+from app.errors import BodyTooLargeError, InvalidTraceError
+from app.hangs.flight_recorder import FlightRecorder, Int64, RecordedDump, read_dump
 from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
+from app.sessions.recordings.archive import unpacked
 
 # First bytes of the document in which a client describes the process of a silent rank.
 _BEGINS: Final = b'{"process":'
@@ -23,7 +27,7 @@ _INVALID: Final = "hang.invalid_process"
 class _Process(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    pid: int
+    pid: Int64
     state: Annotated[str, Field(max_length=1)]
     wait_channel: Annotated[str, Field(max_length=64)] = ""
 
@@ -156,6 +160,55 @@ def _parsed(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFil
     if kind is FileKind.PROCESS:
         return HangFile(name, kind, rank, process=read_process(body))
     return HangFile(name, kind, rank, dump=read_dump(body))
+
+
+def read_file_at(path: Path, limits: Limits, name: str, rank: int | None) -> HangFile | None:
+    """Return the parsed file at a path, plain or compressed; errors are those of `read_hang_file`.
+
+    Raises
+    ------
+    BodyTooLargeError
+    """
+    return read_hang_file(name, _decompressed(path, limits), rank)
+
+
+def unpack_files(
+    path: Path, limits: Limits, directory: Path
+) -> tuple[list[HangFile], tuple[str, ...]]:
+    """Return the files of an archive, and the names of files of unknown kinds.
+
+    One unparsed file at a time is in memory.
+
+    Raises
+    ------
+    InvalidTraceError, InvalidArchiveError, BodyTooLargeError
+    """
+    files, not_read = [], []
+    with unpacked(path, limits, directory=directory, nameless=True) as entries:
+        for entry in entries:
+            file = read_hang_file(entry.name, _decompressed(entry.path, limits))
+            if file is None:
+                not_read.append(entry.name)
+            else:
+                files.append(file)
+    return files, tuple(not_read)
+
+
+def unpacked_size(path: Path, limits: Limits, directory: Path) -> int:
+    """Return the number of bytes of the files in an archive; errors are those of `unpack_files`."""
+    with unpacked(path, limits, directory=directory, nameless=True) as entries:
+        return sum(entry.path.stat().st_size for entry in entries)
+
+
+def _decompressed(path: Path, limits: Limits) -> bytes:
+    """Return the decompressed content of a file, at most `MOST_RAS_BYTES`."""
+    pieces, size = [], 0
+    for piece in read_text(path, limits):
+        size += len(piece)
+        if size > MOST_RAS_BYTES:
+            raise BodyTooLargeError(f"A file of a hang has at most {MOST_RAS_BYTES} bytes.")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:

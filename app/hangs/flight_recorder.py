@@ -40,7 +40,18 @@ _MOST_MEMBERS: Final = 1 << 22
 _PAIR: Final = 2
 _MOST_DIMENSIONS: Final = 64
 _LONGEST_NAME: Final = 512
+_LONGEST_INTEGER: Final = len(str(-(1 << 63)))
 _INVALID: Final = "hang.invalid_dump"
+
+
+def _int64(text: str) -> int:
+    """Return the integer that JSON spells; refuse an integer beyond 64 bits."""
+    # The length is checked first, because many digits are expensive to convert.
+    if len(text) > _LONGEST_INTEGER or not -(1 << 63) <= (number := int(text)) < 1 << 63:
+        shown = text if len(text) <= 2 * _LONGEST_INTEGER else f"{text[:_LONGEST_INTEGER]}…"
+        message = f"It is no dump of a flight recorder: the integer {shown} is beyond 64 bits"
+        raise InvalidTraceError(message, code=_INVALID, faults=(Fault(_INVALID, message),))
+    return number
 
 
 def _ranks_of(value: object) -> object:
@@ -56,7 +67,10 @@ def _first(value: object) -> object:
 
 
 Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
-_Size = Annotated[tuple[int, ...], Field(max_length=_MOST_DIMENSIONS)]
+# An integer within 64 bits. Python hashes integers modulo 2^61 - 1: larger integers may have equal
+# hashes, and a dictionary of n such keys takes n² steps to build.
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+_Size = Annotated[tuple[Int64, ...], Field(max_length=_MOST_DIMENSIONS)]
 
 
 class Written(BaseModel):
@@ -81,12 +95,12 @@ def invalid(error: ValidationError, code: str, what: str, whole: str) -> Invalid
 
 class _Group(Written):
     desc: Name = ""
-    ranks: Annotated[tuple[int, ...], BeforeValidator(_ranks_of)] = Field(max_length=_MOST_RANKS)
+    ranks: Annotated[tuple[Int64, ...], BeforeValidator(_ranks_of)] = Field(max_length=_MOST_RANKS)
 
 
 class _Status(Written):
-    last_enqueued_collective: int = -1
-    last_completed_collective: int = -1
+    last_enqueued_collective: Int64 = -1
+    last_completed_collective: Int64 = -1
 
 
 def _pair(value: object) -> object:
@@ -96,17 +110,19 @@ def _pair(value: object) -> object:
 
 
 class _Entry(Written):
-    pg_id: int = -1
+    pg_id: Int64 = -1
     process_group: Annotated[tuple[Name, Name], BeforeValidator(_pair)] = ("", "")
-    record_id: int = 0
+    record_id: Int64 = 0
     # PyTorch before 2.4 writes "seq_id"
-    collective_seq_id: int = Field(0, validation_alias=AliasChoices("collective_seq_id", "seq_id"))
-    p2p_seq_id: int = 0
+    collective_seq_id: Int64 = Field(
+        0, validation_alias=AliasChoices("collective_seq_id", "seq_id")
+    )
+    p2p_seq_id: Int64 = 0
     profiling_name: Name = ""
     state: str = ""
     retired: bool = False
     is_p2p: bool = False
-    time_created_ns: int | None = None
+    time_created_ns: Int64 | None = None
     input_sizes: Annotated[tuple[_Size, ...], BeforeValidator(_first)] = ()
 
 
@@ -146,7 +162,7 @@ class _Dump(Written):
     pg_config: Annotated[dict[str, _Group], BeforeValidator(_bounded)] = Field(
         max_length=_MOST_GROUPS
     )
-    pg_status: dict[int, _Status] = Field(default_factory=dict, max_length=_MOST_GROUPS)
+    pg_status: dict[Int64, _Status] = Field(default_factory=dict, max_length=_MOST_GROUPS)
     entries: Annotated[tuple[_Entry, ...], BeforeValidator(_without_completed)] = Field(
         default=(), max_length=_MOST_ENTRIES
     )
@@ -200,7 +216,7 @@ def read_dump(body: bytes) -> RecordedDump:
         value = plain_pickle(body)
     else:
         try:
-            value = json.loads(body)
+            value = json.loads(body, parse_int=_int64)
         except (ValueError, RecursionError) as error:
             raise InvalidTraceError(
                 f"It is neither a pickle nor JSON: {error}", code=_INVALID

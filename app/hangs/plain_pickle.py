@@ -22,7 +22,10 @@ from app.errors import Fault, InvalidTraceError
 _MOST_OPCODES: Final = 1 << 22
 # Largest depth of nested containers.
 _DEEPEST: Final = 64
-_LONGEST_INTEGER: Final = 16
+# Bytes of the largest integer. Python hashes an integer modulo 2^61 - 1: larger integers may have
+# equal hashes, and a dictionary of n such keys takes n² steps to build.
+_LONGEST_INTEGER: Final = 8
+_LONGEST_DECIMAL: Final = len(str(-(1 << 63)))
 _NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _STOP, _BINGET, _LONG_BINGET, _BININT1, _BININT2, _LONG1 = b".hjKM\x8a"
 _CONSTANTS: Final = {ord(b"N"): None, 0x88: True, 0x89: False}
@@ -123,8 +126,8 @@ class _Machine:
                     if code in _ENDS and at in building:
                         built[building.pop(at)] = stack[-1]
                         self._shared.add(id(stack[-1]))
-        except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
-            raise self._refusal(at) from error
+        except (LookupError, OverflowError, TypeError, ValueError, struct.error) as error:
+            raise self._refusal(at, error) from error
         raise _refused(f"It has more than {_MOST_OPCODES} opcodes", at)
 
     def _repeatable(self, at: int) -> re.Match[bytes] | None:
@@ -138,12 +141,14 @@ class _Machine:
             return None
         return match
 
-    def _refusal(self, at: int) -> InvalidTraceError:
+    def _refusal(self, at: int, error: Exception) -> InvalidTraceError:
         """Return the error for the opcode at an offset."""
         if at >= len(self._body):
             return _refused(f"It is cut off at byte {at}", at)
         code = self._body[at]
         name = _NAMES.get(code)
+        if isinstance(error, OverflowError):
+            return _refused(f"{name} at byte {at} has an integer beyond 64 bits", at)
         if code in _OPCODES or code in _INLINE:
             return _refused(f"It makes no sense at byte {at}: {name}", at)
         what = f"The opcode {name}" if name else "What is no opcode"
@@ -224,15 +229,22 @@ class _Machine:
 
     def integer(self, count: int) -> None:
         if count > _LONGEST_INTEGER:
-            raise ValueError
+            raise OverflowError
         self.push(int.from_bytes(self.take(count), "little", signed=True))
 
-    def decimal(self) -> None:
+    def whole(self) -> int:
+        """Return the decimal integer in the next line; raise `OverflowError` beyond 64 bits."""
         text = self.line().rstrip(b"L")
-        if len(text) > 2 * _LONGEST_INTEGER:
-            raise ValueError
+        # The length is checked first, because many digits are expensive to convert.
+        if len(text) > _LONGEST_DECIMAL or not -(1 << 63) <= (number := int(text)) < 1 << 63:
+            raise OverflowError
+        return number
+
+    def decimal(self) -> None:
         # protocol 0 writes False as 00 and True as 01
-        self.push({b"00": False, b"01": True}[text] if text in {b"00", b"01"} else int(text))
+        begin = self._body[self._at : self._at + 3]
+        number = self.whole()
+        self.push(bool(number) if begin in {b"00\n", b"01\n"} else number)
 
 
 def _refused(message: str, at: int) -> InvalidTraceError:
@@ -281,8 +293,8 @@ _BY_TEXT: Final[dict[bytes, Callable[[_Machine], object]]] = {
     b"G": lambda machine: machine.push(struct.unpack(">d", machine.take(8))[0]),
     b"q": lambda machine: machine.put(machine.unsigned(1)),
     b"r": lambda machine: machine.put(machine.unsigned(4)),
-    b"p": lambda machine: machine.put(int(machine.line())),
+    b"p": lambda machine: machine.put(machine.whole()),
     b"\x94": _Machine.memoize,
-    b"g": lambda machine: machine.get(int(machine.line())),
+    b"g": lambda machine: machine.get(machine.whole()),
 }
 _OPCODES: Final = {code[0]: run for code, run in _BY_TEXT.items()}

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from app.analysis.hangs.state import Frame, Group, JobState, Pending, Place, RankState, Reached
 from app.errors import InvalidTraceError
-from app.hangs.flight_recorder import Written, invalid
+from app.hangs.flight_recorder import Int64, Written, invalid
 
 _INVALID: Final = "hang.invalid_ras"
 _MOST_RANKS: Final = 1 << 16
@@ -33,13 +33,13 @@ _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
 class _Process(Written):
     rank: int = Field(ge=0, lt=_MOST_RANKS)
     host: str = Field("", max_length=256)
-    pid: int = -1
-    cuda_dev: int = -1
-    nvml_dev: int = -1
+    pid: Int64 = -1
+    cuda_dev: Int64 = -1
+    nvml_dev: Int64 = -1
 
 
 class _Rank(_Process):
-    collective_counts: dict[str, int] = Field(default_factory=dict, max_length=64)
+    collective_counts: dict[str, Int64] = Field(default_factory=dict, max_length=64)
 
 
 class _MissingStatus(Written):
@@ -53,7 +53,7 @@ class _MissingRank(_Process):
 
 class _Communicator(Written):
     hash: str = Field(max_length=64)
-    size: int
+    size: Int64
     ranks: tuple[_Rank, ...] = Field(max_length=_MOST_RANKS)
     missing_ranks: tuple[_MissingRank, ...] = Field((), max_length=_MOST_RANKS)
 
@@ -227,12 +227,12 @@ class _Frame(Written):
     name: str
     filename: str
     short_filename: str | None = None
-    line: int
+    line: Int64
 
 
 class _Thread(Written):
-    pid: int | None = None
-    os_thread_id: int | None = None
+    pid: Int64 | None = None
+    os_thread_id: Int64 | None = None
     # null if the program has not imported threading
     thread_name: str | None = None
     owns_gil: bool = False

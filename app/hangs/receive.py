@@ -21,9 +21,15 @@ from app.analysis.hangs.state import JobState, Place
 from app.analysis.json_text import to_json
 from app.analysis.pulse.heartbeats import Limits
 from app.analysis.pulse.notices import NoticeKind
-from app.analysis.trace.compression import read_text
-from app.errors import BodyTooLargeError, InvalidTraceError
-from app.hangs.files import MOST_RAS_BYTES, FileKind, HangFile, job_of, read_hang_file
+from app.errors import InvalidTraceError
+from app.hangs.files import (
+    FileKind,
+    HangFile,
+    job_of,
+    read_file_at,
+    unpack_files,
+    unpacked_size,
+)
 from app.hangs.models import StoredHang, StoredHangFile
 from app.incidents.evaluate import look
 from app.incidents.models.facts import STANDING_STILL
@@ -32,14 +38,14 @@ from app.incidents.store import group_of_job
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.killable import allowance, call
 from app.platform.resources import spool_directory
 from app.platform.settings import Settings
 from app.pulse.models import PulseNotice
-from app.sessions.decoding import Body, trace_limits
+from app.sessions.body import Body, trace_limits
 from app.sessions.models.reports import ZSTD_LEVEL
 from app.sessions.models.tables import Session
 from app.sessions.receive import check_job_name, make_job
-from app.sessions.recordings.archive import unpacked
 from app.sessions.recordings.choose import archive_at
 
 
@@ -129,13 +135,17 @@ def receive_hang(
     Raises
     ------
     InvalidJobNameError, InvalidTraceError, InvalidArchiveError, BodyTooLargeError,
-    QuotaExceededError
+    ReadLimitError, QuotaExceededError
         Nothing is stored.
     """
     check_job_name(job)
     if archive_at(body.path) is None:
-        content = _decompressed(container.settings, body.path)
-        file = read_hang_file(name or "the body", content, rank)
+        settings = container.settings
+        file = call(
+            read_file_at,
+            *(body.path, trace_limits(settings), name or "the body", rank),
+            limits=allowance(body.size, settings.analysis_memory_limit_kib),
+        )
         if file is None:
             raise InvalidTraceError(
                 "It is neither a flight recorder's dump nor py-spy's nor ncclras's",
@@ -146,7 +156,7 @@ def receive_hang(
             receipt = add_files(tx, job_id, [file])
             look(container, tx, group_of_job(tx, job_id))
     else:
-        files, not_read = unpack_files(container.settings, body.path)
+        files, not_read = files_of(container.settings, body.path)
         with container.uow() as tx:
             job_id = make_job(container, tx, job)
             receipt = add_archive(container, tx, job_id, files, body.sha256)
@@ -161,41 +171,24 @@ def is_large(settings: Settings, body: Body) -> bool:
         return False
     if body.size > MOST_AT_ONCE_BYTES:
         return True
-    limits, directory = trace_limits(settings), spool_directory(settings)
-    with unpacked(body.path, limits, directory=directory, nameless=True) as entries:
-        return sum(entry.path.stat().st_size for entry in entries) > MOST_AT_ONCE_BYTES
+    size = call(
+        unpacked_size,
+        *(body.path, trace_limits(settings), spool_directory(settings)),
+        limits=allowance(body.size, settings.analysis_memory_limit_kib),
+    )
+    return size > MOST_AT_ONCE_BYTES
 
 
-def _decompressed(settings: Settings, path: Path) -> bytes:
-    """Return the decompressed content of a file, at most `MOST_RAS_BYTES`."""
-    pieces, size = [], 0
-    for piece in read_text(path, trace_limits(settings)):
-        size += len(piece)
-        if size > MOST_RAS_BYTES:
-            raise BodyTooLargeError(f"A file of a hang has at most {MOST_RAS_BYTES} bytes.")
-        pieces.append(piece)
-    return b"".join(pieces)
+def files_of(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, ...]]:
+    """Return the files of an archive, read in a process of its own.
 
-
-def unpack_files(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, ...]]:
-    """Return the files of an archive, and the names of files of unknown kinds.
-
-    One unparsed file at a time is in memory.
-
-    Raises
-    ------
-    InvalidTraceError, InvalidArchiveError, BodyTooLargeError
+    Errors are those of `unpack_files` and `Call.result`.
     """
-    files, not_read = [], []
-    limits, directory = trace_limits(settings), spool_directory(settings)
-    with unpacked(path, limits, directory=directory, nameless=True) as entries:
-        for entry in entries:
-            file = read_hang_file(entry.name, _decompressed(settings, entry.path))
-            if file is None:
-                not_read.append(entry.name)
-            else:
-                files.append(file)
-    return files, tuple(not_read)
+    return call(
+        unpack_files,
+        *(path, trace_limits(settings), spool_directory(settings)),
+        limits=allowance(path.stat().st_size, settings.analysis_memory_limit_kib),
+    )
 
 
 def add_archive(

@@ -25,15 +25,16 @@ from app.errors import (
     NotFoundError,
 )
 from app.hangs.models import HangUpload, HangUploadPart, StoredHang
-from app.hangs.receive import HangReceipt, add_archive, is_large, receive_hang, unpack_files
+from app.hangs.receive import HangReceipt, add_archive, files_of, is_large, receive_hang
 from app.jobs.models import Job
 from app.platform.container import Claim, Container
 from app.platform.database.states import UploadState
 from app.platform.database.task_runs import READ_HANG, TaskRun
 from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.killable import ReadLimitError
 from app.platform.resources import spool_directory
 from app.platform.tasks.runs import finish
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from app.sessions.receive import check_job_name, make_job
 
 log = structlog.get_logger(__name__)
@@ -41,7 +42,8 @@ log = structlog.get_logger(__name__)
 _PART_BYTES: Final = 1 << 20
 # The row of an archive, which shows its state, is kept for this time.
 _KEPT: Final = timedelta(days=7)
-_REFUSALS: Final = (InvalidTraceError, InvalidArchiveError, BodyTooLargeError)
+# An archive that exceeds the limits of a reading process would exceed them on every worker.
+_REFUSALS: Final = (InvalidTraceError, InvalidArchiveError, BodyTooLargeError, ReadLimitError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,13 @@ def receive_any(
                 part += 1
         tx.enqueue(READ_HANG, upload)
         stored = get_upload(tx, upload)
-    log.info("hang kept to be read", upload=str(upload), job=job, bytes=body.size)
+    log.info(
+        "hang kept to be read",
+        upload=str(upload),
+        job=job,
+        sender=container.principal.name,
+        bytes=body.size,
+    )
     return stored
 
 
@@ -167,7 +175,7 @@ def read_upload(container: Container, claim: Claim) -> None:
         path = Path(spooled.name)
         _write(container, claim, path)
         try:
-            files, not_read = unpack_files(container.settings, path)
+            files, not_read = files_of(container.settings, path)
             with container.uow() as tx:
                 finish(tx, claim)
                 job_id, sha256 = _locked(tx, claim.subject_id)
@@ -189,6 +197,7 @@ def read_upload(container: Container, claim: Claim) -> None:
                     reason_code=error.stable_code,
                     reason=error.message,
                 )
+            log.info("hang refused", upload=str(claim.subject_id), code=error.stable_code)
             return
     log.info("hang read", hang=str(receipt.hang), upload=str(claim.subject_id), files=len(files))
 

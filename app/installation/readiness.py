@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from app.platform.blobs import BlobObject, BlobPart
 from app.platform.broker import make_celery
 from app.platform.container import Container, TaskKind
 from app.platform.database.migrate import current_revision, expected_revision, is_behind
+from app.platform.database.projects import is_there
 from app.platform.database.states import SessionState, TaskState
 from app.platform.database.task_runs import TaskRun
 from app.platform.database.unit_of_work import Reads
 from app.platform.object_store import Objects, ObjectStore
 from app.platform.settings import Settings
-from app.sessions.models.tables import Session
+from app.sessions.models.tables import InboxItem, Session
 
 # A worker counts as dead after this number of missed heartbeats in a row.
 MISSED_HEARTBEATS: Final = 3
@@ -232,6 +234,7 @@ def _workers(container: Container) -> Part:
     try:
         with container.everywhere().reading() as tx:
             workers = installation_status(tx, container.settings).workers
+            stuck = stuck_work(tx, container.settings, container.kinds)
     except SQLAlchemyError as error:
         _log.warning("not ready", part="workers", error=str(error).splitlines()[0])
         return Part("workers", ready=False, detail="not known: the database does not answer")
@@ -239,7 +242,52 @@ def _workers(container: Container) -> Part:
     queues = {queue for worker in alive for queue in worker.queues.split(",")}
     if "analysis" not in queues:
         return Part("workers", ready=False, detail="no live worker takes analyses")
+    if stuck:
+        _log.warning("not ready", part="workers", error="; ".join(stuck))
+        return Part("workers", ready=False, detail="; ".join(stuck))
     return Part("workers", ready=True, detail=f"{len(alive)} alive")
+
+
+def stuck_work(tx: Reads, settings: Settings, kinds: Mapping[str, TaskKind]) -> list[str]:
+    """Return a sentence about each queue, and about the inbox, that workers do not move.
+
+    A queue is stuck if one of its tasks has waited longer than the time limit of a task and none of
+    its tasks has ended within this time: a process that takes tasks ends one within the limit.
+    """
+    limit = timedelta(seconds=settings.analysis_time_limit_s)
+    waiting = Counter[str]()
+    for kind, count in tx.session.execute(
+        select(TaskRun.kind, func.count())
+        .where(
+            TaskRun.state == TaskState.QUEUED,
+            TaskRun.created_at < tx.now - limit,
+            is_there(TaskRun.project_id),
+        )
+        .group_by(TaskRun.kind)
+    ):
+        # Workers of another version take the kinds that this one does not have.
+        if kind in kinds:
+            waiting[kinds[kind].queue] += count
+    stuck = []
+    for queue, count in waiting.items():
+        ended = select(TaskRun.id).where(
+            TaskRun.kind.in_([kind.name for kind in kinds.values() if kind.queue == queue]),
+            TaskRun.finished_at > tx.now - limit,
+        )
+        if tx.session.execute(ended.limit(1)).first() is None:
+            stuck.append(
+                f"no task of the queue {queue} has ended for {limit.total_seconds():.0f} s, and "
+                f"{count} wait"
+            )
+    # The oldest items are decoded first.
+    oldest = tx.session.execute(
+        select(func.min(InboxItem.received_at)).where(
+            InboxItem.code.is_(None), is_there(InboxItem.project_id)
+        )
+    ).scalar()
+    if oldest is not None and oldest < tx.now - limit:
+        stuck.append(f"the oldest item of the inbox waits for {_age_s(oldest, tx.now):.0f} s")
+    return stuck
 
 
 # The check of the object store writes and deletes an object, so it runs only when an operator

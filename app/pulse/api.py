@@ -24,7 +24,7 @@ from app.pulse.recordings import Recording, RequestRow, request_recording_now, r
 from app.pulse.spans import RankMap, Resolution, SpanRow, rank_map, spans_of_job
 from app.sessions.api.chunks import MAX_NUMBER
 from app.sessions.api.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from app.sessions.receive import check_job_name
 from app.web import problems
 from app.web.bodies import asked, described, described_body

@@ -19,8 +19,8 @@ from app.platform.database.states import InboxKind
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.pulse.body import MOST_BYTES
 from app.pulse.recordings import Recording, due_request, hand_out
+from app.sessions.body import Body
 from app.sessions.chunks.inbox import Pressure
-from app.sessions.decoding import Body
 from app.sessions.receive import make_job
 
 # One statement inserts all bodies. Binary parameters (%b) are used, because text parameters are

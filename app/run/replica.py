@@ -22,12 +22,13 @@ def main() -> int:
     arguments = child.asked(parser)
     with loading():
         from app.bootstrap import build  # noqa: PLC0415
-        from app.platform import telemetry  # noqa: PLC0415
+        from app.platform import killable, telemetry  # noqa: PLC0415
         from app.platform.logs import configure_logging  # noqa: PLC0415
         from app.platform.resources import Place  # noqa: PLC0415
         from app.platform.settings import Settings  # noqa: PLC0415
         from app.run.application import create_app  # noqa: PLC0415
         from app.run.http import HttpServer  # noqa: PLC0415
+        from app.sessions.body import PREPARATION, read_body  # noqa: PLC0415
 
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
@@ -39,6 +40,7 @@ def main() -> int:
     server = HttpServer(create_app(container, place), listener)
     try:
         server.start(stop.is_set)
+        killable.start(read_body, PREPARATION)
         answering()
         stop.wait()
     finally:

@@ -23,7 +23,7 @@ from app.access.admission import make_first_token
 from app.access.people import can_be_administered
 from app.bootstrap import build
 from app.errors import StartupError
-from app.platform import telemetry
+from app.platform import killable, telemetry
 from app.platform.container import Container
 from app.platform.database import migrate
 from app.platform.embedded.server import EmbeddedPostgres
@@ -42,6 +42,7 @@ from app.run.workers import (
     stop_workers,
     workers_of,
 )
+from app.sessions.body import PREPARATION, read_body
 
 NO_ADMINISTRATOR: Final = (
     "Sign-in is required on {host}, and no one can sign in: there is no administrator yet. Make a "
@@ -137,6 +138,7 @@ def _serve(
     for worker in workers:
         worker.tend()
     http.start(stop.is_set)
+    killable.start(read_body, PREPARATION)
     answering()
     if not stop.is_set():
         url = address_of(listener)

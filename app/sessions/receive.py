@@ -32,7 +32,8 @@ from app.platform.resources import KIB
 from app.platform.settings import MIB
 from app.platform.settings.kinds import variable
 from app.quotas.usage import ATTEMPTS, JOBS, SUMMED, check_room, count, count_made
-from app.sessions.decoding import Body, Decoding, decoding
+from app.sessions.body import Body
+from app.sessions.decoding import Decoding, decoding
 from app.sessions.models.tables import Session
 from app.sessions.recordings.choose import NotRead
 

@@ -303,13 +303,17 @@ def test_workers_serve_an_api_process_over_a_database_of_their_own(
     ):
         try:
             api.wait_until_ready()
-            assert descendants(api.process.pid) == {api.process.pid}
+            readers = descendants(api.process.pid) - {api.process.pid}
+            for pid in readers:
+                assert b"app.platform.killable" in Path(f"/proc/{pid}/cmdline").read_bytes()
             assert api.analyze(body)["state"] == "analyzed"
             started = descendants(workers.pid)
             workers.terminate()
             assert workers.wait(LIMIT_S) == 0
             assert alive(started) == set()
+            readers |= descendants(api.process.pid) - {api.process.pid}
             assert api.stop() == 0
+            wait_for(lambda: not alive(readers), "end of the reading processes")
         finally:
             workers.kill()
 

@@ -37,7 +37,7 @@ from app.platform.logs import configure_logging
 from app.platform.processes import follow_lifeline
 from app.platform.settings import Settings
 from app.platform.tasks.runs import LeaseKeeper, claim
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from app.sessions.models.tables import Session
 from app.sessions.receive import receive_session
 

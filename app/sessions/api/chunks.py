@@ -26,10 +26,10 @@ from app.sessions.api.intake import (
     ingest_of,
 )
 from app.sessions.api.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
+from app.sessions.body import Body
 from app.sessions.chunks.inbox import ArrivedChunk, ChunkPath, ChunkReceipt, SessionPath, check_path
 from app.sessions.chunks.intake import seal_session
 from app.sessions.chunks.receive import receive_chunk, receive_each
-from app.sessions.decoding import Body
 from app.sessions.questions import ListedChunk, read_batch
 from app.sessions.receive import MAX_RUN_CHARACTERS, announce_attempt, check_job_name, finish_job
 from app.web import problems

@@ -24,6 +24,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
+from app.access.guard import container_of
 from app.analysis.trace.formats.kind import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
@@ -44,9 +45,9 @@ from app.platform.resources import Place, Sum, spool_directory
 from app.platform.settings import MIB
 from app.pulse.receive import ArrivedPulse, PulseReply, receive_pulses
 from app.sessions.api.spool import ByteBudget, MultipartParts, MultipartReader, Spool, SpooledBody
+from app.sessions.body import Body
 from app.sessions.chunks.inbox import ArrivedChunk, ChunkReceipt, Pressure
 from app.sessions.chunks.receive import receive_together
-from app.sessions.decoding import Body
 from app.sessions.recordings.choose import MEDIA_TYPES as ARCHIVES
 from app.sessions.recordings.labels import read_labels
 from app.web import problems
@@ -450,7 +451,11 @@ class Ingest:
             self.metrics.ingest_refusals.labels(error.stable_code).inc()
             self.metrics.ingest_refused_bytes.inc(spool.size)
             log.info(
-                "body refused", path=request.url.path, code=error.stable_code, bytes=spool.size
+                "body refused",
+                path=request.url.path,
+                sender=container_of(request).principal.name,
+                code=error.stable_code,
+                bytes=spool.size,
             )
             if isinstance(error, BusyError):
                 patience_s = RETRY_AFTER_S + self._queue_s()

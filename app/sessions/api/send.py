@@ -27,10 +27,10 @@ from app.sessions.api.intake import (
 )
 from app.sessions.api.spool import HELD_BYTES
 from app.sessions.arriving import count_refused_body
+from app.sessions.body import Body
 from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt, RefusedChunk
 from app.sessions.chunks.merge import folder_path, folder_upload, receive_file, seal_folder
 from app.sessions.chunks.receive import count_refused
-from app.sessions.decoding import Body
 from app.sessions.receive import Receipt, check_job_name, receive_session
 from app.sessions.recordings.choose import NotRead
 from app.sessions.recordings.listing import (

@@ -17,20 +17,21 @@ from typing import Final
 import structlog
 from sqlalchemy import and_, delete, or_, select, update
 
-from app.analysis.trace.decode import decode
-from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.storage import pack
-from app.errors import ObjectStoreError, PacelineError
+from app.errors import PacelineError
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.projects import is_there
 from app.platform.database.states import InboxKind
 from app.platform.database.unit_of_work import UnitOfWork
-from app.platform.resources import KIB, limited_memory
-from app.platform.settings import MIB
+from app.platform.killable import MEMORY_LIMIT, ReadLimitError, allowance, call
+from app.platform.resources import KIB
+from app.platform.settings import MIB, Settings
 from app.platform.settings.kinds import variable
 from app.quotas.usage import QuotaExceededError
 from app.sessions.arriving import count_refusal
+from app.sessions.body import PREPARATION, Body, decode_chunks, trace_limits
 from app.sessions.chunks.inbox import waiting_chunks
 from app.sessions.chunks.intake import (
     ChunkWriter,
@@ -41,7 +42,6 @@ from app.sessions.chunks.intake import (
     seal,
     sealed_session,
 )
-from app.sessions.decoding import trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 
 # Limits of the chunks and bytes of a batch: they limit its transaction and its memory.
@@ -196,53 +196,77 @@ def _decoded(
 ) -> tuple[list[tuple[InboxItem, DecodedChunk]], list[_Refusal], Sequence[InboxItem]]:
     """Return the decoded chunks of a batch, the refused ones, and those left for a later batch.
 
-    The batch shares one memory limit. Where it is exceeded, the rest is left: a chunk that was
-    tried before is decoded alone the next time, and refused if it exceeds the limit then.
+    The batch is decoded in one process and shares its limits of time and memory. Where one is
+    exceeded, the rest is left: a chunk that was tried before is decoded alone the next time, and
+    refused if it exceeds the limit then.
     """
-    chunks: list[tuple[InboxItem, DecodedChunk]] = []
-    refusals: list[_Refusal] = []
-    with limited_memory(container.settings.inbox_memory_limit_kib):
-        for place, item in enumerate(batch.items):
-            try:
-                chunks.append((item, _decode(container, item)))
-            except ObjectStoreError:
-                # An outage, not a fault of the chunk: the chunk stays in the inbox and is tried
-                # again.
-                raise
-            except MemoryError:
-                if chunks:
-                    return chunks, refusals, batch.items[place:]
-                limit_kib = container.settings.inbox_memory_limit_kib
-                message = (
-                    f"Its {item.body_bytes:,} bytes did not fit into {limit_kib / KIB:,.0f} MiB "
-                    "when they were decoded: send fewer steps in one chunk, or set "
-                    f"{variable('inbox_memory_limit_kib')} to {2 * limit_kib} on workers that have "
-                    "twice as much."
-                )
-                refusals.append(_Refusal(item, LargeChunkError(message)))
-            except PacelineError as error:
-                refusals.append(_Refusal(item, error))
-            except Exception:
-                log.exception("chunk not decoded", producer=item.producer, chunk=item.number)
-                message = "Decoding it failed unexpectedly; the log of the worker has the details."
-                refusals.append(_Refusal(item, UndecodableChunkError(message)))
-    return chunks, refusals, ()
-
-
-def _decode(container: Container, item: InboxItem) -> DecodedChunk:
-    if item.tries > MAX_TRIES:
-        raise KilledWorkerError(
-            f"The worker was killed in each of {MAX_TRIES} attempts to decode it; most often that "
-            "means that it ran out of memory."
+    settings = container.settings
+    refusals = [
+        _Refusal(
+            item,
+            KilledWorkerError(
+                f"The worker was killed in each of {MAX_TRIES} attempts to decode it; most often "
+                "that means that it ran out of memory."
+            ),
         )
-    decoded = decode(
-        item.body or b"",
-        None if item.meta is None else parse_metadata(item.meta),
-        limits=trace_limits(container.settings),
+        for item in batch.items
+        if item.tries > MAX_TRIES
+    ]
+    items = [item for item in batch.items if item.tries <= MAX_TRIES]
+    outcomes: Sequence[Decoded | PacelineError | str | None] = ()
+    try:
+        if items:
+            outcomes = call(
+                decode_chunks,
+                *([(_body(item), item.meta) for item in items], trace_limits(settings)),
+                limits=allowance(
+                    sum(item.body_bytes for item in items), settings.inbox_memory_limit_kib
+                ),
+                prepare=PREPARATION,
+            )
+    except ReadLimitError as error:
+        if len(items) > 1:
+            # Each of them is decoded alone the next time, as it was tried before.
+            return [], refusals, items
+        message, code = f"{items[0].producer}: {error.message}", error.stable_code
+        log.warning("chunk over a limit", producer=items[0].producer, code=code)
+        outcomes = [None if code == MEMORY_LIMIT else ReadLimitError(message, code=code)]
+    chunks: list[tuple[InboxItem, DecodedChunk]] = []
+    for item, outcome in zip(items, outcomes, strict=False):
+        if isinstance(outcome, Decoded):
+            chunks.append((item, _staged(container, item, outcome)))
+        elif isinstance(outcome, PacelineError):
+            refusals.append(_Refusal(item, outcome))
+        elif isinstance(outcome, str):
+            log.error("chunk not decoded", producer=item.producer, chunk=item.number, error=outcome)
+            message = "Decoding it failed unexpectedly; the log of the worker has the details."
+            refusals.append(_Refusal(item, UndecodableChunkError(message)))
+        else:
+            refusals.append(_Refusal(item, _large(settings, item)))
+    return chunks, refusals, items[len(outcomes) :]
+
+
+def _body(item: InboxItem) -> Body:
+    return Body(
+        source=item.body or b"",
+        size=item.body_bytes,
+        digest=item.sha256,
         content_type=item.content_type,
+        meta=None,
         format_name=item.format_name,
-        part=True,
     )
+
+
+def _large(settings: Settings, item: InboxItem) -> LargeChunkError:
+    limit_kib = settings.inbox_memory_limit_kib
+    return LargeChunkError(
+        f"Its {item.body_bytes:,} bytes did not fit into {limit_kib / KIB:,.0f} MiB when they were "
+        f"decoded: send fewer steps in one chunk, or set {variable('inbox_memory_limit_kib')} to "
+        f"{2 * limit_kib} on workers that have twice as much."
+    )
+
+
+def _staged(container: Container, item: InboxItem, decoded: Decoded) -> DecodedChunk:
     return DecodedChunk(
         item.producer,
         item.number,

@@ -26,7 +26,7 @@ from app.platform.database.states import InboxKind, SessionState
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import is_plain_name
 from app.platform.settings import MIB, Settings
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 from app.sessions.receive import check_job_name
 

@@ -38,6 +38,7 @@ from app.platform.blobs import Staged, open_blob, write_blob
 from app.platform.container import Container
 from app.platform.database.states import SealedBy, SessionState
 from app.platform.database.unit_of_work import UnitOfWork
+from app.sessions.body import Body
 from app.sessions.chunks.absorb import absorb_all
 from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt
 from app.sessions.chunks.intake import (
@@ -47,7 +48,6 @@ from app.sessions.chunks.intake import (
     seal_session,
 )
 from app.sessions.chunks.receive import receive_chunk
-from app.sessions.decoding import Body
 from app.sessions.models.tables import PRODUCERS_KEY, Chunk, Intake, Session
 from app.sessions.receive import FIRST_ATTEMPT, check_job_name
 from app.sessions.recordings.choose import NotRead

@@ -6,6 +6,7 @@ session and is decoded before the answer; so are large chunks and files of a fol
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import structlog
 from sqlalchemy import and_, exists, or_, select, tuple_, update
 from sqlalchemy.orm import aliased
 
-from app.analysis.trace.decode import decode, recognize
+from app.analysis.trace.decode import recognize
 from app.analysis.trace.storage import pack
 from app.errors import InvalidTraceError, PacelineError, TryLaterError
 from app.jobs.models import Job
@@ -31,6 +32,7 @@ from app.quotas.usage import (
     use_of,
 )
 from app.sessions.arriving import count_refusal
+from app.sessions.body import Body, chunk_of, trace_limits
 from app.sessions.chunks import inbox
 from app.sessions.chunks.inbox import (
     ArrivedChunk,
@@ -51,7 +53,6 @@ from app.sessions.chunks.intake import (
     seal,
     sealed_session,
 )
-from app.sessions.decoding import Body, trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 
 log = structlog.get_logger(__name__)
@@ -206,16 +207,8 @@ def _add_now(
         Another request has created the session meanwhile: the chunk has to go to the inbox, where
         an equal chunk may be waiting.
     """
-    decoded = decode(
-        body.source,
-        body.meta,
-        limits=trace_limits(container.settings),
-        content_type=body.content_type,
-        format_name=body.format_name,
-        part=True,
-        own=body.own,
-        names=body.names,
-    )
+    with contextlib.closing(chunk_of(container.settings, body)) as reading:
+        decoded = reading.result()
     staged = container.stage(pack(decoded.trace))
     try:
         with container.uow() as tx:

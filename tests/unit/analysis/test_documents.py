@@ -10,6 +10,7 @@ from app.analysis.documents import (
     UnreadableDocumentError,
     load_document,
 )
+from tests.support.equal_hashes import equal_hashes
 
 
 def refused(text: str) -> UnreadableDocumentError:
@@ -73,3 +74,8 @@ def test_numbers_of_hundreds_of_digits_are_refused(number: str) -> None:
     error = refused(f"a: 1\nb: {number}\n")
     assert (error.code, error.line) == ("malformed", 2)
     assert load_document(f"a: '{number}'") == {"a": number}
+
+
+def test_keys_of_yaml_with_equal_hashes_are_refused_with_the_line() -> None:
+    error = refused("a: 1\n" + "".join(f"{number}: 1\n" for number in equal_hashes(2000)))
+    assert (error.message, error.line) == ("a key is an integer beyond 64 bits", 6)

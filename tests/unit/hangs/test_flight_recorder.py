@@ -10,6 +10,7 @@ import pytest
 from app.analysis.hangs.state import JobState
 from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, RecordedDump, RecordedGroup, read_dump
+from tests.support.equal_hashes import equal_hashes, flight_recorder
 from tests.support.hanging import Hanging, as_json, pickled
 
 WORLD = [(0, 1, 2, 3)]
@@ -144,3 +145,23 @@ def test_finished_collectives_are_not_kept() -> None:
     over = {**dump["entries"][0], "state": "completed", "retired": True}
     dump["entries"] = [over] * 100_000 + dump["entries"]
     assert read_dump(pickled(dump)) == read_dump(pickled(HANGING.dumps()[0]))
+
+
+def test_group_numbers_with_equal_hashes_are_refused() -> None:
+    with pytest.raises(
+        InvalidTraceError, match=r"pg_status\.11529215046068469755\.\[key\]"
+    ) as caught:
+        read_dump(flight_recorder())
+    assert caught.value.stable_code == "hang.invalid_dump"
+
+
+def test_entries_of_groups_with_equal_hashes_are_refused() -> None:
+    entries = [{"pg_id": number, "state": "completed"} for number in equal_hashes()]
+    with pytest.raises(InvalidTraceError, match="11529215046068469755 is beyond 64 bits"):
+        read_dump(flight_recorder(entries=entries))
+
+
+def test_an_integer_of_many_digits_is_named_in_short() -> None:
+    body = flight_recorder(entries=[{"pg_id": 10**4000}])
+    with pytest.raises(InvalidTraceError, match="integer 10000000000000000000… is beyond 64 bits"):
+        read_dump(body)

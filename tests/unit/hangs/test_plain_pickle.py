@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidTraceError
 from app.hangs.plain_pickle import plain_pickle
+from tests.support.equal_hashes import pickled_keys, pickled_memo
 from tests.support.hanging import pickled_by_torch
 from tests.support.nightly import drawn
 
@@ -102,6 +103,20 @@ def test_marks_within_one_another_are_bounded() -> None:
 def test_a_number_of_many_digits_is_refused() -> None:
     with pytest.raises(InvalidTraceError, match="LONG"):
         plain_pickle(b"\x80\x02\x8b\xff\xff\xff\x0f" + b"\x01" * 1000)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_keys_with_equal_hashes_are_refused_at_the_first_that_is_too_large(protocol: int) -> None:
+    with pytest.raises(InvalidTraceError, match="integer beyond 64 bits") as refused:
+        plain_pickle(pickled_keys(protocol))
+    (fault,) = refused.value.faults
+    assert fault.row is not None
+    assert fault.row < 250
+
+
+def test_a_memo_with_equal_hashes_is_refused() -> None:
+    with pytest.raises(InvalidTraceError, match=r"PUT at byte .* integer beyond 64 bits"):
+        plain_pickle(pickled_memo())
 
 
 def test_keys_are_no_containers() -> None:

@@ -10,6 +10,7 @@ from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.verdict import judge_hang
 from app.errors import InvalidTraceError
 from app.hangs.ras import is_ras, ras_job, read_ras
+from tests.support.equal_hashes import equal_hashes
 from tests.support.hanging import Hanging, as_json, ras
 
 WORLD: list[tuple[int, ...]] = [tuple(range(8))]
@@ -68,3 +69,13 @@ def test_a_damaged_file_is_refused_with_its_place() -> None:
     with pytest.raises(InvalidTraceError, match=r"communicators\.1\.ranks\.0\.rank") as refused:
         judged(document)
     assert refused.value.stable_code == "hang.invalid_ras"
+
+
+@pytest.mark.parametrize("key", ["pid", "cuda_dev", "nvml_dev"])
+def test_processes_with_equal_hashes_are_refused(key: str) -> None:
+    document = ras(Hanging(8, ROUNDS))
+    listed = document["communicators"][0]["ranks"]
+    for rank, number in zip(listed, equal_hashes(len(listed)), strict=True):
+        rank[key] = number
+    with pytest.raises(InvalidTraceError, match=rf"communicators\.0\.ranks\.4\.{key}"):
+        read_ras(as_json(document))

@@ -9,8 +9,10 @@ import pytest
 from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
 from app.analysis.trace.formats.own import NDJSON, PARQUET
 from app.errors import InvalidTraceError, UnsupportedFormatError
+from app.platform import killable
 from app.platform.settings import Settings
-from app.sessions.decoding import Body, decoding
+from app.sessions.body import Body
+from app.sessions.decoding import decoding
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
@@ -55,13 +57,13 @@ def test_the_fault_of_a_body_reaches_the_caller(tmp_path: Path, *, in_memory: bo
         decoded.result()
 
 
-def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> None:
+def test_a_decoding_ends_with_its_context(tmp_path: Path) -> None:
     path = tmp_path / "body"
     path.write_bytes(to_parquet(small_trace()))
-    with decoding(SETTINGS, body(path)) as first, decoding(SETTINGS, body(path)) as second:
-        # There is one thread, so one of the readings may not have begun, and is canceled.
-        readings = [first.begin(), second.begin()]
-    assert all(one.done() for one in readings)
+    with decoding(SETTINGS, body(path)) as decoded:
+        decoded.begin()
+    with pytest.raises(RuntimeError, match="closed"):
+        decoded.result()
 
 
 def test_a_body_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
@@ -87,3 +89,12 @@ def test_what_is_as_small_as_it_would_be_packed_stays_as_it_came(
 def test_a_body_in_no_known_format_is_refused_before_it_is_decoded() -> None:
     with decoding(SETTINGS, body(b"neither")) as decoded, pytest.raises(UnsupportedFormatError):
         _ = decoded.kept
+
+
+@pytest.mark.parametrize("mib", [64, 1024, 2048])
+def test_a_small_body_is_read_with_little_memory(mib: int) -> None:
+    # A process that has read before has reserved its addresses already.
+    killable.end()
+    settings = Settings(analysis_memory_limit_kib=mib * 1024)
+    with decoding(settings, body(to_parquet(small_trace()))) as decoded:
+        assert len(decoded.result().decoded.trace) == len(small_trace())

@@ -412,9 +412,24 @@ class Event:
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, "an integer")
         if not -(1 << 63) <= value < 1 << 63:
-            message = f"the {key} of event {self.index} does not fit in 64 bits"
-            refuse([Fault("integer_overflow", message, row=self.index, column=key)])
+            self._refuse_size(key)
         return value
+
+    def name(self, key: str) -> int | str:
+        """Return the value under a key that names a process, thread or stream, for dictionaries.
+
+        Python hashes integers modulo 2^61 - 1: integers beyond 64 bits may have equal hashes, and a
+        dictionary of n such keys takes n² steps to build.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.integer_overflow`.
+        """
+        value = self.fields.get(key)
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            self._refuse_size(key)
+        return value if isinstance(value, int | str) else str(value)
 
     def optional_identifier(self, key: str) -> int | None:
         """Return the 64-bit identifier under a key as a signed integer; None if it is missing.
@@ -482,6 +497,10 @@ class Event:
     def _refuse(self, key: str, expected: str) -> NoReturn:
         message = f"the {key} of event {self.index} is not {expected}"
         refuse([Fault("wrong_type", message, row=self.index, column=key)])
+
+    def _refuse_size(self, key: str) -> NoReturn:
+        message = f"the {key} of event {self.index} does not fit in 64 bits"
+        refuse([Fault("integer_overflow", message, row=self.index, column=key)])
 
     def _refuse_time(self, key: str) -> NoReturn:
         message = f"the {key} of event {self.index} is beyond all times"

@@ -62,16 +62,16 @@ class Processes:
         args = event.args.fields
         rank = _rank_of_process(str(args.get("name", args.get("labels", ""))))
         if rank is not None:
-            self._rank_of.setdefault(_key(event), rank)
+            self._rank_of.setdefault(event.name("pid"), rank)
 
     def step(self, event: Event) -> None:
         """Store the process that recorded a training step."""
         if len(self.stepping) < _MOST:
-            self.stepping.setdefault(_key(event))
+            self.stepping.setdefault(event.name("pid"))
 
     def rank_of(self, event: Event) -> int | None:
         """Return the rank of an event's process; None if it is unknown."""
-        key = _key(event)
+        key = event.name("pid")
         if key not in self._rank_of and isinstance(key, str):
             rank = _rank_of_process(key)
             if rank is not None and len(self._rank_of) < _MOST:
@@ -96,11 +96,6 @@ class Processes:
                 "rank each is: send the file of each rank as the profiler wrote it",
             )
         return tuple(ranks)
-
-
-def _key(event: Event) -> object:
-    process = event.fields.get("pid")
-    return process if isinstance(process, int | str) else str(process)
 
 
 def _rank_of_process(text: str) -> int | None:
@@ -396,8 +391,7 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
             name = args.text("Collective name") or collective
             scan.works.append(_work(name, args, span, on_device=True))
         correlation, external = _number(args, "correlation"), _number(args, "External id")
-        device, stream = args.fields.get("device"), args.fields.get("stream")
-        at = scan.thread(("stream", _named(device), _named(stream)))
+        at = scan.thread(("stream", args.name("device"), args.name("stream")))
         scan.kernels.add(span, correlation, external, work, at, activity)
     elif category == _OWN_ON_DEVICE:
         scan.add_own_range(event.text("name"), _span(event), on_device=True)
@@ -469,12 +463,7 @@ def _take_called(scan: Scan, event: Event, category: str) -> None:
 
 
 def _thread(scan: Scan, event: Event) -> int:
-    process, thread = event.fields.get("pid"), event.fields.get("tid")
-    return scan.thread((_named(process), _named(thread)))
-
-
-def _named(value: Any) -> int | str:  # noqa: ANN401 - untrusted JSON
-    return value if isinstance(value, int | str) else str(value)
+    return scan.thread((event.name("pid"), event.name("tid")))
 
 
 def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:

@@ -304,6 +304,10 @@ class OwnRanges:
         self.rules = tuple(rules)
         self._compiled = [compile_pattern(rule.pattern) for rule in rules]
 
+    def __reduce__(self) -> tuple[type[OwnRanges], tuple[Sequence[RangeRule]]]:
+        """Pickle the rules alone, since compiled patterns cannot be pickled."""
+        return OwnRanges, (self.rules,)
+
     def reader(self) -> OwnRangesReader:
         """Return a new matcher for one recording."""
         return OwnRangesReader(self.rules, self._compiled)

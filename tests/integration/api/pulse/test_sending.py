@@ -15,9 +15,9 @@ import pytest
 import zstandard
 from sqlalchemy import text
 
+from app.errors import LostClaimError
 from app.pulse.advance import (
     MAX_TRIES,
-    LostClaimError,
     advance_pulses,
     claim_attempt,
     read_batch,
@@ -196,6 +196,7 @@ def test_rubbish_is_counted_by_code_and_stops_nothing(installation: Installation
 
 WORK = """
 from app.bootstrap import build
+from app.errors import LostClaimError
 from app.pulse.advance import advance_pulses
 from app.platform.settings import Settings
 advance_pulses(build(Settings()))

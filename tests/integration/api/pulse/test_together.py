@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 
 from app.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
 from app.sessions.api.intake import BatchWriter
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.loops import in_a_loop
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import event
 
+from app.sessions.body import Body
 from app.sessions.chunks.inbox import ArrivedChunk, ChunkPath, SessionPath
 from app.sessions.chunks.intake import seal_session
 from app.sessions.chunks.receive import receive_together
-from app.sessions.decoding import Body
 from tests.integration.api import bodies, chunks
 
 if TYPE_CHECKING:

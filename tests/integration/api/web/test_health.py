@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import uuid
@@ -14,6 +15,7 @@ from sqlalchemy import text
 
 from app.platform.database import migrate
 from app.platform.settings import Settings
+from tests.integration.api.chunks import put
 from tests.integration.api.outage import away
 from tests.support.migrations import LATER, with_later_revision
 from tests.support.waiting import wait_for
@@ -95,6 +97,49 @@ def test_a_worker_that_fell_silent_does_not_count(installation: Installation) ->
     add_worker(installation, "analysis", seen_s_ago=600)
     assert not_ready(installation).keys() == {"workers"}
     assert installation.metric("paceline_database_up") == 1
+
+
+def add_task(installation: Installation, kind: str, state: str, *, s_ago: float) -> None:
+    """Write a task that was queued, and ended if its state says so, some time ago."""
+    with installation.container.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO task_run"
+                " (id, project_id, kind, subject_id, state, attempt, created_at, finished_at)"
+                " VALUES (:id, 1, :kind, :id, :state, 1,"
+                " now() - make_interval(secs => :ago), CASE :state WHEN 'queued' THEN NULL"
+                " ELSE now() - make_interval(secs => :ago) END)"
+            ),
+            {"id": uuid.uuid4(), "kind": kind, "state": state, "ago": s_ago},
+        )
+
+
+def test_a_queue_that_does_not_move_is_not_ready(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    limit_s = installation.container.settings.analysis_time_limit_s
+    add_task(installation, "analyze_session", "queued", s_ago=limit_s - 60)
+    become_ready(installation)
+    add_task(installation, "analyze_session", "queued", s_ago=limit_s + 60)
+    add_task(installation, "analyze_session", "done", s_ago=limit_s + 60)
+    # Another queue moves.
+    add_task(installation, "deliver_alert", "done", s_ago=1)
+    assert not_ready(installation) == {
+        "workers": "no task of the queue analysis has ended for 900 s, and 1 wait"
+    }
+    add_task(installation, "read_hang", "dead", s_ago=1)
+    become_ready(installation)
+
+
+def test_an_inbox_that_does_not_move_is_not_ready(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    for producer in ("0", "1"):
+        assert put(installation, producer).is_success
+    become_ready(installation)
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("UPDATE inbox SET received_at = now() - interval '1000 s'"))
+    assert re.fullmatch(
+        r"the oldest item of the inbox waits for 100\d s", not_ready(installation)["workers"]
+    )
 
 
 def test_the_schema_of_a_later_version_is_ready(installation: Installation) -> None:

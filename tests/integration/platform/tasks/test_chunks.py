@@ -21,6 +21,7 @@ from app.platform.blobs import BlobPart
 from app.platform.database.task_runs import TaskRun
 from app.platform.tasks.execute import execute
 from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.body import Body
 from app.sessions.chunks.absorb import (
     LEASE,
     MAX_TRIES,
@@ -34,7 +35,6 @@ from app.sessions.chunks.inbox import ChunkPath, refused_chunks
 from app.sessions.chunks.intake import seal_session
 from app.sessions.chunks.merge import merge_session
 from app.sessions.chunks.receive import receive_chunk
-from app.sessions.decoding import Body
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 from tests import factories
 from tests.support.sessions import count_blobs, count_reports, refused_trace, small_trace

@@ -12,7 +12,7 @@ from app.hangs.models import HangUpload, HangUploadPart, StoredHang
 from app.hangs.uploads import Upload, receive_any
 from app.installation.sweep import sweep
 from app.platform.settings import Settings
-from app.sessions.decoding import Body
+from app.sessions.body import Body
 from tests.support.hanging import large_archive
 from tests.support.project import build
 from tests.support.waiting import wait_for

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from sqlalchemy import func, select
 
 from app.analysis.synthesis.job import JobModel
@@ -20,9 +21,11 @@ from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from app.analysis.trace.readers.ndjson import SCHEMA
+from app.platform import killable
+from app.sessions.body import Body
+from app.sessions.chunks.absorb import absorb
 from app.sessions.chunks.inbox import ChunkPath, refused_chunks
 from app.sessions.chunks.receive import receive_chunk
-from app.sessions.decoding import Body
 from app.sessions.models.tables import InboxItem, Session
 from tests import factories
 from tests.support.sessions import count_reports, session_row, small_trace, store, task_row
@@ -156,6 +159,28 @@ def test_the_same_chunk_is_taken_by_a_worker_with_more_memory(container: Contain
         session = tx.session.execute(select(Session)).scalar_one()
         assert not refused_chunks(tx, session.id)
     assert session.operations > _INFLATING_LINES
+
+
+def test_a_chunk_that_takes_too_long_is_refused_by_name_after_two_tries(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(killable, "BASE_CPU_S", 0.1)
+    monkeypatch.setattr(killable, "CPU_S_PER_MIB", 0.0)
+    trace = small_trace()
+    ranks = np.unique(trace.rank).tolist()
+    take(container, trace, f"rank-{ranks[0]}", 0, to_parquet(select_rows(trace, ranks[0])))
+    take(container, trace, "stray", 0, inflating(trace))
+    take(container, trace, f"rank-{ranks[-1]}", 0, to_parquet(select_rows(trace, ranks[-1])))
+    while absorb(container):
+        pass
+    with container.uow() as tx:
+        session = tx.session.execute(select(Session)).scalar_one()
+        (refused,) = refused_chunks(tx, session.id)
+        tries = tx.session.execute(select(InboxItem.tries)).scalar_one()
+    assert (refused.producer, refused.code, tries) == ("stray", "body.time_limit", 2)
+    assert refused.reason.startswith("stray: Reading the body took over")
+    expected = [trace.rank == ranks[0], trace.rank == ranks[-1]]
+    assert session.operations == int(sum(rows.sum() for rows in expected))
 
 
 def select_rows(trace: Trace, rank: int) -> Trace:

@@ -10,6 +10,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import Sizes
 from app.errors import InvalidTraceError
+from tests.support.equal_hashes import kineto
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.kineto_files import (
     AT,
@@ -172,3 +173,25 @@ def test_a_recording_that_holds_its_events_twice_is_read_once(
     assert [(one.what, one.count) for one in twice.unmapped] == [
         ("labelled ranges that the recording holds twice", 16)
     ]
+
+
+@pytest.mark.parametrize("keys", [("pid",), ("tid",), ("pid", "tid")])
+def test_threads_with_equal_hashes_are_refused_with_their_event(keys: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(kineto(keys), None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.integer_overflow"
+    assert (caught.value.faults[0].row, caught.value.faults[0].column) == (4, keys[0])
+
+
+@pytest.mark.parametrize("key", ["device", "stream"])
+def test_streams_with_equal_hashes_are_refused(key: str) -> None:
+    file = device_file()
+    place = len(file.events)
+    file.events.append(
+        '{"ph":"X","cat":"kernel","name":"k","ts":1,"dur":1,"pid":0,"tid":7,'
+        f'"args":{{"correlation":1,"{key}":{5 * ((1 << 61) - 1)}}}}}'
+    )
+    with pytest.raises(InvalidTraceError) as caught:
+        read_trace(file)
+    assert caught.value.stable_code == "trace.integer_overflow"
+    assert (caught.value.faults[0].row, caught.value.faults[0].column) == (place, key)
