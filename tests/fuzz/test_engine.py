@@ -14,7 +14,7 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes, Trace
 from tests.fuzz.engine import DAMAGES, bases, damaged, modeled, outcome
 
 # The nightly target runs 100,000 (python -m tests.fuzz.nightly).
-CASES = 400
+CASES = 160
 
 _instants = st.one_of(
     st.integers(0, 50), st.integers(0, 10**9), st.integers(-MAX_TIME_NS, MAX_TIME_NS)
