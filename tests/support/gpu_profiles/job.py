@@ -55,6 +55,8 @@ class Job:
     copies_back: bool = False  # DDP copies reduced buckets into gradients
     coalesced: bool = False  # DDP reduces two buckets with one kernel
     clipping: bool = False  # FSDP reduces the norm of gradients before the optimizer
+    compiled: bool = False  # `torch.compile`: an operator a layer, whose kernels Triton wrote
+    gap_ns: int = 0  # between collectives of a stream that follow one another at once
     noise: float = 0.01  # standard deviation of the logarithm of a kernel's duration
     seed: int = 0
     fault: Fault = field(default_factory=Fault)

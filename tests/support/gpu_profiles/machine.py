@@ -132,8 +132,8 @@ class Machine:
         span.end = self.host
 
     def call(self, name: str, external: int, *, until: Times | None = None) -> int:
-        """Call the CUDA runtime, which returns not before `until`; return its correlation."""
-        span = self._span(name, "cuda_runtime")
+        """Call CUDA, which returns not before `until`; return the correlation of the call."""
+        span = self._span(name, "cuda_driver" if name.startswith("cuL") else "cuda_runtime")
         span.external, span.correlation = external, span.external
         self.work(_CALL_NS)
         if until is not None:
@@ -151,7 +151,8 @@ class Machine:
         if self.fault.slow_rank is not None:
             duration[self.fault.slow_rank] *= self.fault.slow_factor
         self._hold_queue()
-        correlation = self.call("cudaLaunchKernel", operator.external)
+        launch = "cuLaunchKernel" if name.startswith("triton") else "cudaLaunchKernel"
+        correlation = self.call(launch, operator.external)
         begin = np.maximum(self.stream(stream), self.host + _LAUNCH_NS)
         self._put(name, stream, operator, correlation, (begin, begin + duration))
 
@@ -211,7 +212,9 @@ class Machine:
                     self._hold_queue()
                     correlation = self.call("cudaLaunchKernelExC", call.external)
                     begin = np.maximum(self.stream(stream), self.host + _LAUNCH_NS)
-                    begin = np.maximum(begin, self._group_free.get(group, begin))
+                    free = self._group_free.get(group)
+                    if free is not None:
+                        begin = np.maximum(begin, free + self.job.gap_ns)
                     end = begin.max() + transfer + spread
                     activity = self._put(kernel, stream, call, correlation, (begin, end))
                 self._group_free[group] = end

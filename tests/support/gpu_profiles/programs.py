@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -73,6 +74,16 @@ def run(job: Job) -> Machine:
     return machine
 
 
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """An operator of a layer: kernels with their shares of the layer's forward or backward."""
+
+    name: str
+    backward: str
+    forward: list[tuple[str, float]]
+    kernels: list[tuple[str, float]]  # of the backward
+
+
 class _Step:
     """A training step of a job, as its host executes it."""
 
@@ -90,7 +101,8 @@ class _Step:
         self.transfer = job.exchange * 2 * job.forward_ns
         self.streams = _STREAMS[: job.streams]
         self.parameters_free: list[Times] = []  # when FSDP's units were last used
-        self.sequence = 0
+        self.sequence = 0  # of autograd, of the latest operator
+        self.first = 0  # sequence number before this step
 
     def run(self, number: int) -> None:
         """Execute the step with a number."""
@@ -99,11 +111,11 @@ class _Step:
             self._load()
             with machine.range("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation"):
                 machine.work(60 * US)
-            first = self.sequence
+            self.first = self.sequence
             if job.mode is Mode.DDP:
-                self._ddp(first)
+                self._ddp()
             else:
-                self._fsdp(first)
+                self._fsdp()
             self._optimizer()
             if job.synchronized:
                 with machine.range("aten::item"), machine.range("aten::_local_scalar_dense") as op:
@@ -126,28 +138,44 @@ class _Step:
             machine.work(self.job.host_ns)
             machine.copy_batch(op)
 
-    def _forward_layer(self) -> None:
-        for name, _, kernel, share, _ in _OPERATORS:
-            self.sequence += 1
-            with self.machine.range(name, sequence=self.sequence) as op:
-                self.machine.work(self.job.host_ns)
-                duration = share * self.job.forward_ns / self.job.layers
-                self.machine.kernel(kernel.format("fwd"), duration, op)
+    def _operators(self) -> list[_Operator]:
+        """Return the operators of a layer: their names, and their kernels with shares of it."""
+        if not self.job.compiled:
+            return [
+                _Operator(
+                    name,
+                    backward,
+                    [(kernel.format("fwd"), share)],
+                    [(kernel.format(part), back) for part in ("bwd", "wgrad")[: 1 + (share > 0.5)]],
+                )
+                for name, backward, kernel, share, back in _OPERATORS
+            ]
+        fused = [("triton_red_fused_native_layer_norm_0", 0.1), (_GEMM.format("fwd"), 0.9)]
+        back = [(_GEMM.format("bwd"), 0.5), ("triton_poi_fused_gelu_backward_1", 0.5)]
+        return [_Operator("CompiledFunction", "CompiledFunctionBackward", fused, back)]
 
-    def _backward_layer(self, last: int) -> None:
-        """Compute the gradients of a layer whose last operator has a sequence number."""
-        layer = 2 * self.job.forward_ns / self.job.layers
-        for back, (_, name, kernel, _, share) in enumerate(reversed(_OPERATORS)):
-            function = f"autograd::engine::evaluate_function: {name}"
-            sequence = last - back
+    def _forward_layer(self) -> None:
+        for operator in self._operators():
+            self.sequence += 1
+            with self.machine.range(operator.name, sequence=self.sequence) as op:
+                self.machine.work(self.job.host_ns)
+                for kernel, share in operator.forward:
+                    self.machine.kernel(kernel, share * self.job.forward_ns / self.job.layers, op)
+
+    def _backward_layer(self, layer: int) -> None:
+        """Compute the gradients of a layer, with the sequence numbers of its forward."""
+        operators = self._operators()
+        duration = 2 * self.job.forward_ns / self.job.layers
+        last = self.first + (layer + 1) * len(operators)
+        for back, operator in enumerate(reversed(operators)):
+            function = f"autograd::engine::evaluate_function: {operator.backward}"
             with (
-                self.machine.range(function, sequence=sequence),
-                self.machine.range(name, sequence=sequence) as op,
+                self.machine.range(function, sequence=last - back),
+                self.machine.range(operator.backward, sequence=last - back) as op,
             ):
                 self.machine.work(self.job.host_ns)
-                self.machine.kernel(kernel.format("bwd"), share * layer, op)
-                if name.startswith("Addmm"):
-                    self.machine.kernel(kernel.format("wgrad"), share * layer, op)
+                for kernel, share in operator.kernels:
+                    self.machine.kernel(kernel, share * duration, op)
 
     def _loss(self) -> None:
         with self.machine.range("aten::cross_entropy_loss") as op:
@@ -155,7 +183,7 @@ class _Step:
             name = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>()"
             self.machine.kernel(name, 0.02 * self.job.forward_ns, op)
 
-    def _ddp(self, first: int) -> None:
+    def _ddp(self) -> None:
         machine, job = self.machine, self.job
         with machine.range("DistributedDataParallel.forward", "user_annotation"):
             for _ in range(job.layers):
@@ -169,7 +197,7 @@ class _Step:
         waiting: list[int] = []
         issued = 0
         for layer in range(job.layers):
-            self._backward_layer(first + 3 * (job.layers - layer))
+            self._backward_layer(job.layers - 1 - layer)
             function = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
             with machine.range(function), machine.range("torch::autograd::AccumulateGrad"):
                 with machine.range("aten::mul") as op:
@@ -202,7 +230,7 @@ class _Step:
             group=lane,
         )
 
-    def _fsdp(self, first: int) -> None:
+    def _fsdp(self) -> None:
         machine, job = self.machine, self.job
         units = job.buckets
         of_unit = np.array_split(np.arange(job.layers), units)
@@ -231,7 +259,7 @@ class _Step:
                 with self._range("backward_prefetch", unit - 1):
                     gathered[unit - 1] = self._gather(unit - 1)
             for layer in reversed(of_unit[unit].tolist()):
-                self._backward_layer(first + 3 * (layer + 1))
+                self._backward_layer(layer)
             with self._range("post_backward_reduce", unit) as op:
                 machine.work(20 * US)
                 machine.kernel("void at::native::chunk_cat_cuda_kernel<float>()", 40 * US, op)

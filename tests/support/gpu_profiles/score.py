@@ -114,6 +114,8 @@ def case(seed: int, number: int) -> Case:
         copies_back=ddp and bool(random.random() < 0.5),
         coalesced=ddp and bool(random.random() < 0.2),
         clipping=not ddp and bool(random.random() < 0.3),
+        compiled=bool(random.random() < 0.2),
+        gap_ns=int(random.choice([0, 1500])),
         noise=float(random.choice([0.003, 0.01, 0.02])),
         seed=seed * 100_003 + number,
     )

@@ -29,6 +29,7 @@ JOBS = [
         synchronized=buckets != 4,
         clipping=buckets == 4,
         copies_back=buckets == 9,
+        compiled=buckets == 9,
         fault=Fault(slow_rank=2, slow_factor=1.5),
     )
     for mode, (buckets, exchange), streams in product(Mode, [(1, 0.3), (4, 1.2), (9, 0.8)], [1, 2])
