@@ -215,7 +215,7 @@ class Machine:
                     free = self._group_free.get(group)
                     if free is not None:
                         begin = np.maximum(begin, free + self.job.gap_ns)
-                    end = begin.max() + transfer + spread
+                    end: Times = begin.max() + transfer + spread
                     activity = self._put(kernel, stream, call, correlation, (begin, end))
                 self._group_free[group] = end
                 number = self._sequences[group] = self._sequences.get(group, 0) + 1

@@ -221,13 +221,10 @@ def summary(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
         right, near = sum(o.right for o in mine), sum(o.near for o in mine)
         worst = max(o.error for o in mine)
         yield f"| {kind} | {len(mine)} | {right} | {near} | {100 * worst:.1f} % |"
-    right, near = (
-        100 * float(np.mean([getattr(o, part) for o in outcomes])) for part in ("right", "near")
-    )
-    healthy = [o.reported for o in outcomes if o.case.condition is Condition.NONE]
-    yield (
-        f"right {right:.1f} %, within 5 % {near:.1f} %, worst healthy {max(healthy, default=1):.3f}"
-    )
+    all_right = 100 * sum(o.right for o in outcomes) / len(outcomes)
+    all_near = 100 * sum(o.near for o in outcomes) / len(outcomes)
+    healthy = max((o.reported for o in outcomes if o.case.condition is Condition.NONE), default=1)
+    yield (f"right {all_right:.1f} %, within 5 % {all_near:.1f} %, worst healthy {healthy:.3f}")
     wrong = [outcome for outcome in outcomes if not (outcome.right and outcome.near)]
     wrong.sort(key=lambda outcome: (outcome.right, -outcome.error))
     for outcome in wrong[:_WORST]:
