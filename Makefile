@@ -243,8 +243,10 @@ PULSE_independent := tests.support.pulses
 score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
 	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
 
-recordings-score: install-dev ## Score what is said of profiler files: every kind, or make recordings-score SEED=n JOBS=m at random
-	@$(BIN)/python -m tests.support.trainings.score $(OPTIONAL_SEED) $(if $(filter command line,$(origin JOBS)),--jobs $(JOBS))
+RECORDED_JOBS = $(if $(filter command line,$(origin JOBS)),--jobs $(JOBS))
+recordings-score: install-dev ## Score what is said of profiler files, by two simulators: every kind, or make recordings-score SEED=n JOBS=m at random
+	@$(BIN)/python -m tests.support.trainings.score $(OPTIONAL_SEED) $(RECORDED_JOBS)
+	@$(BIN)/python -m tests.support.gpu_profiles.score $(OPTIONAL_SEED) $(RECORDED_JOBS)
 
 PULSE_JOBS = $(if $(filter command line environment,$(origin JOBS)),--jobs $(JOBS))
 pulse-score: install-dev ## Score what is noticed between sessions: make pulse-score SEED=n JOBS=m, PHYSICS=independent
