@@ -159,6 +159,17 @@ def test_arguments_are_bounded(
     assert refused(installation, tool, **arguments)
 
 
+@pytest.mark.parametrize("question", [{}, {"changes": []}, {"base": 3}])
+def test_a_refused_argument_names_its_code_and_is_no_crash(
+    installation: Installation, caplog: pytest.LogCaptureFixture, question: dict[str, object]
+) -> None:
+    nothing = "00000000-0000-0000-0000-000000000000"
+    assert "[what_if.invalid]" in refused(
+        installation, "what_if", session=nothing, question=question
+    )
+    assert "Traceback" not in caplog.text
+
+
 def test_what_people_wrote_is_quoted_and_said_to_be_data(installation: Installation) -> None:
     analyzed(installation, HOSTILE.replace("/", ""))
     result = asked(installation, lambda client: client.call_tool("list_jobs", {}))
