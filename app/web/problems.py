@@ -63,6 +63,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "session.formats_mixed": (409, "The session's chunks have times of another kind"),
     "batch.malformed": (422, "The body is no batch of chunks"),
     "body.too_large": (413, "The body is too large"),
+    "body.ambiguous_length": (400, "The end of the body is ambiguous"),
     "body.timeout": (408, "The body came too slowly"),
     "head.timeout": (408, "The request came too slowly"),
     "connections.too_many": (429, "Too many connections"),
