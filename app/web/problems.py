@@ -146,6 +146,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "access.sign_in_failed": (401, "The sign-in did not end well"),
     "access.forbidden": (403, "The user may not do this"),
     "access.invalid": (422, "The request cannot be carried out"),
+    "project.ambiguous": (400, "The request names several projects"),
     "project.not_found": (404, "There is no such project"),
     "host.refused": (421, "This host name is not served"),
     "host.forwarded": (403, "Forwarded requests are refused"),

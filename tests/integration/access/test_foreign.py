@@ -264,6 +264,29 @@ def test_the_same_routes_answer_a_token_of_the_project(
     assert missing == {}
 
 
+def test_no_route_answers_a_request_that_names_two_projects(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
+    wrong = {}
+    things = {**theirs, "person": str(uuid.uuid4()), "path": "x", "of": "x", "file": "x"}
+    with company.client(company.token(Right.ADMIN, project=None)) as client:
+        for key in NEEDS:
+            method, _, path = key.partition(" ")
+            # The path names the other project, and the header that of the token.
+            answer = client.request(
+                method,
+                "/p/other" + re.sub(r"{(\w+)[^}]*}", lambda at: things.get(at[1], "x"), path),
+                headers={"Paceline-Project": "default"},
+            )
+            if (answer.status_code, answer.json()["code"]) != (400, "project.ambiguous"):
+                wrong[key] = answer.status_code, answer.text[:200]
+        twice = [("Paceline-Project", "default"), ("Paceline-Project", "other")]
+        assert client.get("/api/v1/jobs", headers=twice).json()["code"] == "project.ambiguous"
+        same = {"Paceline-Project": "other"}
+        assert client.get("/p/other/api/v1/jobs", headers=same).status_code == 200
+    assert wrong == {}
+
+
 def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str, str]) -> None:
     """Of the same name as theirs, and with none of its attempts, groups and sessions."""
     chunk = "/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/{producer}/0".format_map(theirs)
