@@ -69,7 +69,7 @@ class Guard:
         ------
         UnauthenticatedError, ForbiddenError, NotFoundError, CrossSiteError
         """
-        if need is Open.EVERYBODY:
+        if need is Open.EVERYBODY and scope["method"] in SAFE_METHODS:
             return
         request = HTTPConnection(scope)
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -87,6 +87,8 @@ class Guard:
         except CrossSiteError as error:
             refused(self._container, credentials, error)
             raise
+        if need is Open.EVERYBODY:
+            return
         if need is Open.METRICS:
             await self._admit_scrape(credentials)
             return
