@@ -328,6 +328,13 @@ class Outbound:
             If the receiver does not answer.
         """
         check_url(url)
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise DeliveryError(
+                    "header.invalid",
+                    f"The header {name} has a character that is not printable ASCII.",
+                    permanent=True,
+                )
         # The span gets the host and not the whole address: the path may be the only secret of a
         # webhook.
         host = urlsplit(url).hostname or ""

@@ -126,6 +126,15 @@ def test_an_allowed_ipv6_address_that_contains_no_other_is_allowed(address: str)
     assert guard.addresses(NAME, 443, 1.0) == [address]
 
 
+@pytest.mark.parametrize("value", ["a\r\nX: 1", "a\n", "\x00", "\N{SNOWMAN}"])
+def test_a_header_that_is_not_printable_ascii_is_not_sent(value: str, receiver: Receiver) -> None:
+    with Outbound(at(), 5.0) as outbound, pytest.raises(DeliveryError) as refused:
+        outbound.post(receiver.url, b"{}", {"Authorization": value})
+    assert (refused.value.code, refused.value.permanent) == ("header.invalid", True)
+    assert value not in refused.value.sentence
+    assert receiver.got == []
+
+
 @pytest.mark.parametrize(
     "url",
     ["http://127.1/", "http://2130706433/", "http://0x7f.1/", "http://[::1]/", "http://localhost/"],
