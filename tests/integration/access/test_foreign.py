@@ -301,11 +301,12 @@ def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str,
             f"/api/v1/jobs/{SECRET}/sessions", content=bodies.parquet(), params=bodies.SIZES
         )
         assert whole.status_code == 202
-        listed = client.get("/api/v1/sessions").json()["sessions"]
-        assert theirs["session"] not in {session["session"] for session in listed}
+        ours = {session["id"] for session in client.get("/api/v1/sessions").json()["sessions"]}
     with company.client(company.token(Right.READ, project="other")) as client:
-        listed = client.get("/api/v1/sessions").json()["sessions"]
-        assert whole.json()["session"] not in {session["session"] for session in listed}
+        others = {session["id"] for session in client.get("/api/v1/sessions").json()["sessions"]}
+    assert whole.json()["session"] in ours
+    assert theirs["session"] in others
+    assert not ours & others
 
 
 def test_what_is_of_the_installation_takes_an_administrator(
