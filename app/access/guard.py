@@ -33,9 +33,8 @@ from app.platform.container import Container
 from app.platform.identity import Right
 from app.web.addresses import peer_of
 from app.web.problems import described
-from app.web.project_paths import prefix_of
+from app.web.project_paths import prefix_of, project_of
 
-PROJECT_HEADER: Final = "paceline-project"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api/"
 # Paths that programs request: a refusal is answered with an error, not with a redirect to the
@@ -70,7 +69,7 @@ class Guard:
         ------
         UnauthenticatedError, ForbiddenError, NotFoundError, CrossSiteError
         """
-        if need is Open.EVERYBODY:
+        if need is Open.EVERYBODY and scope["method"] in SAFE_METHODS:
             return
         request = HTTPConnection(scope)
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -79,8 +78,7 @@ class Guard:
         credentials = Credentials(
             token=token,
             cookie=self._cookie.read(request),
-            project=request.scope.get("state", {}).get("project")
-            or request.headers.get(PROJECT_HEADER),
+            project=project_of(scope),
             peer=peer_of(request.client.host) if request.client else "",
             route="" if redirected else f"{scope['method']} {scope['route'].path}",
         )
@@ -89,6 +87,8 @@ class Guard:
         except CrossSiteError as error:
             refused(self._container, credentials, error)
             raise
+        if need is Open.EVERYBODY:
+            return
         if need is Open.METRICS:
             await self._admit_scrape(credentials)
             return

@@ -15,7 +15,7 @@ from app.actions.kinds.registry import KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionSwitch
 from app.actions.store import lock_switch
 from app.errors import InvalidActionError, NotFoundError
-from app.incidents.channel_settings import refuse_private, split_config
+from app.incidents.channel_settings import changed_config, refuse_private
 from app.incidents.secrets import hints, seal, unseal
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
@@ -98,8 +98,7 @@ def set_policy(
             select(ActionPolicy).where(ActionPolicy.kind == name).with_for_update()
         ).scalar_one_or_none()
         stored = {} if row is None else row.config | unseal(container.settings, row.secrets)
-        merged = {k: v for k, v in (stored | dict(config or {})).items() if v is not None}
-        shown, secrets = split_config(kind.config, kind.secrets, merged, InvalidActionError)
+        shown, secrets = changed_config(kind, stored, config or {}, InvalidActionError)
         if row is None:
             row = ActionPolicy(kind=name, mode=ActionMode.DRY_RUN)
             tx.session.add(row)

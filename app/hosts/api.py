@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import AfterValidator, AliasPath, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 
 from app.access.guard import RequestContainer, api_router
 from app.analysis.replay.metrics import STRAGGLING
@@ -36,9 +36,9 @@ MAX_LIMIT: Final = 1000
 CREATED: Final = 201
 
 Since = Annotated[
-    AwareDatetime | None, Query(alias="from", description="Only sessions received since then.")
+    Moment | None, Query(alias="from", description="Only sessions received since then.")
 ]
-Until = Annotated[AwareDatetime | None, Query(alias="to", description="Only those until then.")]
+Until = Annotated[Moment | None, Query(alias="to", description="Only those until then.")]
 
 
 class HostListBody(BaseModel):

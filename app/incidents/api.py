@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import AwareDatetime, StringConstraints
+from pydantic import StringConstraints
 
 from app.access.guard import RequestContainer, api_router
 from app.actions.policies import reseal_policies
@@ -77,6 +77,7 @@ from app.incidents.triage import (
 )
 from app.jobs.weekly import preview_note
 from app.platform.container import Container
+from app.platform.validation import Moment
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -112,11 +113,11 @@ class Filters:
         label: Annotated[Word, Query(description="A label of the job: name=value, or name.")] = "",
         assignee: Annotated[Word, Query(description="The assignee; -: not assigned.")] = "",
         begin: Annotated[
-            AwareDatetime | None,
+            Moment | None,
             Query(alias="from", description="Began since; with state=resolved ended since."),
         ] = None,
         end: Annotated[
-            AwareDatetime | None,
+            Moment | None,
             Query(alias="to", description="Began until; with state=resolved ended until."),
         ] = None,
     ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import unicodedata
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,38 +34,132 @@ from app.platform.database.unit_of_work import Reads
 from app.platform.outbound import DeliveryError, ReceiverAnswer
 from app.platform.settings import Settings
 from app.platform.validation import field_faults
+from app.web.forms import fields_of, label_of
 
 PORTS: Final = {"http": 80, "https": 443}
 # Time limit in seconds of a DNS lookup while a user waits.
 LOOK_UP_S: Final = 3.0
 
 
-def split_config(
-    of: TypeAdapter[Any],
-    secret: Collection[str],
-    config: Mapping[str, Any],
+class Configured(Protocol):
+    """A kind of channel or of action."""
+
+    @property
+    def config(self) -> TypeAdapter[Any]:
+        """Type of the configuration."""
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Names of its secret fields."""
+
+    @property
+    def keep_secrets(self) -> frozenset[str]:
+        """Names of public fields that change neither where nor how securely secrets are sent."""
+
+
+def changed_config(
+    kind: Configured,
+    stored: Mapping[str, Any],
+    changes: Mapping[str, Any],
     refusal: type[PacelineError],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the public fields of a configuration, and its secret fields.
+    """Return the public fields of a changed configuration, and its secret fields.
+
+    A change of an address, or of another field that decides where or how securely secrets are sent,
+    has to contain all secrets: otherwise whoever may change a configuration could have the stored
+    secrets, which no answer shows, sent to a host of their own.
 
     Parameters
     ----------
-    of : TypeAdapter
-        Type of the configuration.
-    secret : collection of str
-        Names of its secret fields.
+    stored : mapping of str to Any
+        The present configuration with its secrets; empty for a new one.
+    changes : mapping of str to Any
+        Fields to set; null removes a field, and absent fields are kept.
     refusal : type of PacelineError
         Error that is raised if the configuration is invalid.
     """
     try:
-        valid = of.validate_python(dict(config), extra="forbid")
+        document = _document(kind, {**stored, **changes})
     except ValidationError as error:
         faults = field_faults(error.errors(include_input=False, include_url=False), "config")
         raise refusal("The configuration is not valid.", faults=faults) from None
-    document: dict[str, Any] = of.dump_python(valid, mode="json")
+    faults = (
+        *_control_characters(kind, document),
+        *_missing_secrets(kind, stored, document, changes),
+    )
+    if faults:
+        raise refusal("The configuration is not valid.", faults=faults)
     given = {name: value for name, value in document.items() if value not in (None, [])}
-    secrets = {name: value for name, value in given.items() if name in secret}
+    secrets = {name: value for name, value in given.items() if name in kind.secrets}
     return {name: value for name, value in given.items() if name not in secrets}, secrets
+
+
+def _document(kind: Configured, config: Mapping[str, Any]) -> dict[str, Any]:
+    present = {name: value for name, value in config.items() if value is not None}
+    valid = kind.config.validate_python(present, extra="forbid")
+    document: dict[str, Any] = kind.config.dump_python(valid, mode="json")
+    return document
+
+
+def _control_characters(kind: Configured, document: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield a fault for each field with a control character, which could end a header's line.
+
+    Fields that forms show with several lines, such as certificates, are no part of a header.
+    """
+    areas = {
+        field.path
+        for field in fields_of(kind.config, "config", secrets=kind.secrets)
+        if field.control == "area"
+    }
+    for name, value in document.items():
+        path = f"config.{name}"
+        if path not in areas and any(
+            unicodedata.category(sign) == "Cc" for text in _texts(value) for sign in text
+        ):
+            yield Fault(
+                "control_character", "Must have no line break or control character", column=path
+            )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts within a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        yield from itertools.chain.from_iterable(map(_texts, value))
+    elif isinstance(value, dict):
+        yield from _texts([*value.keys(), *value.values()])
+
+
+def _missing_secrets(
+    kind: Configured,
+    stored: Mapping[str, Any],
+    document: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Iterator[Fault]:
+    """Yield a fault for each stored secret that would be sent elsewhere and is not given again."""
+    try:
+        # Completes fields that did not exist when the configuration was stored.
+        before: Mapping[str, Any] = _document(kind, stored)
+    except ValidationError:
+        before = stored
+    moved = [
+        name
+        for name, value in document.items()
+        if before.get(name) != value
+        and (
+            name not in kind.keep_secrets
+            if name not in kind.secrets
+            else _address(value) or _address(before.get(name))
+        )
+    ]
+    for name in sorted(kind.secrets & stored.keys() - changes.keys()) if moved else ():
+        words = " and ".join(label_of(changed) for changed in moved)
+        yield Fault(
+            "secret_needed_again",
+            f"Enter it again, because {words} changed",
+            column=f"config.{name}",
+        )
 
 
 def refuse_private(

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from app.access.audit import Action, record
 from app.errors import ConflictError, Fault, InvalidChannelError
 from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, get_channel, no_channel
-from app.incidents.channel_settings import refuse_private, split_config
+from app.incidents.channel_settings import changed_config, refuse_private
 from app.incidents.channels.apprise import APPRISE
 from app.incidents.channels.kind import ChannelKind
 from app.incidents.channels.registry import KINDS
@@ -56,9 +56,7 @@ def create_channel(  # noqa: PLR0913 - fields of a channel
     channel_kind = _kind(kind)
     if channel_kind is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
-    shown, secrets = split_config(
-        channel_kind.config, channel_kind.secrets, config, InvalidChannelError
-    )
+    shown, secrets = changed_config(channel_kind, {}, config, InvalidChannelError)
     refuse_private(container.settings, shown | secrets, InvalidChannelError)
     row = AlertChannel(
         id=uuid.uuid4(),
@@ -117,10 +115,8 @@ def update_channel(  # noqa: PLR0913 - fields of a channel
                 row.per_10_min = rate_limit
             if config is not None:
                 before = row.config | unseal(container.settings, row.secrets)
-                merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
-                of = _kind(row.kind)
-                row.config, secrets = split_config(
-                    of.config, of.secrets, merged, InvalidChannelError
+                row.config, secrets = changed_config(
+                    _kind(row.kind), before, config, InvalidChannelError
                 )
                 _store_secrets(container, row, secrets)
                 row.hold_until = None

@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
@@ -24,6 +24,7 @@ from app.analysis.reference import collect, field_docs
 from app.installation.overview import Queue, TableSize, overview
 from app.installation.readiness import WorkerStatus
 from app.platform.database.states import SessionState
+from app.platform.validation import Moment
 from app.sessions.arriving import IngestHealth, ingest_health
 from app.web.bodies import REFERENCE
 from app.web.problems import PROBLEMS
@@ -72,7 +73,7 @@ def operation_router() -> APIRouter:
     def get_ingest(
         container: RequestContainer,
         since: Annotated[
-            AwareDatetime | None,
+            Moment | None,
             Query(alias="from", description="Start; default: a day ago."),
         ] = None,
     ) -> IngestHealth:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from app.access.guard import RequestContainer, api_router
 from app.analysis.fleet import Point
@@ -49,10 +49,10 @@ from app.web.bodies import ReadBody
 from app.web.lists import PageRequest
 
 Since = Annotated[
-    AwareDatetime | None,
+    ValidationMoment | None,
     Query(alias="from", description="Start; default: a week before the end."),
 ]
-Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
+Until = Annotated[ValidationMoment | None, Query(alias="to", description="End; default: now.")]
 
 # Excludes NUL, which PostgreSQL's text type cannot store.
 _NO_NUL: Final = r"^[^\x00]*$"
@@ -243,8 +243,8 @@ def history_router() -> APIRouter:
     def get_history(
         container: RequestContainer,
         job: Annotated[str, Path(description="Name of the job.")],
-        since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
-        until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
+        since: Annotated[ValidationMoment | None, Query(alias="from")] = None,
+        until: Annotated[ValidationMoment | None, Query(alias="to")] = None,
     ) -> JobAxis:
         """Return the sessions of a job over time, with marks of events and lasting changes."""
         with container.reading() as tx:
@@ -304,7 +304,7 @@ def jobs_router() -> APIRouter:
         label: LabelText = "",
         loss: Loss | None = None,
         since: Annotated[
-            AwareDatetime | None,
+            ValidationMoment | None,
             Query(alias="from", description="Only jobs with a session since then."),
         ] = None,
         sort: Annotated[
@@ -397,8 +397,8 @@ def notes_router() -> APIRouter:
     def get_notes(
         container: RequestContainer,
         job: JobName,
-        since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
-        until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
+        since: Annotated[ValidationMoment | None, Query(alias="from")] = None,
+        until: Annotated[ValidationMoment | None, Query(alias="to")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = MOST_LISTED,
     ) -> NotesBody:
         """Return the notes, sorted by the time of the event, newest first."""

@@ -15,6 +15,8 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from app.errors import Fault
+
 if TYPE_CHECKING:
     from starlette.requests import Request
 
@@ -207,20 +209,25 @@ class Api:
             message = f"there is no server at {self.context.address}: {error} [server.unreachable]"
             raise ToolError(message) from error
         if not answer.is_success:
-            raise ToolError(_refusal(answer))
+            raise ToolError(_refusal_of(answer))
         return answer
 
 
-def _refusal(answer: httpx.Response) -> str:
+def _refusal_of(answer: httpx.Response) -> str:
     try:
         problem = _Problem.model_validate_json(answer.content)
     except ValidationError:
         return f"the server answers {answer.status_code} [server.not_paceline]"
-    said = [f"{problem.detail} [{problem.code}]"]
-    for fault in problem.faults[:_FAULTS]:
+    return refusal(problem.detail, problem.code, problem.faults)
+
+
+def refusal(detail: str, code: str, faults: Sequence[Fault | _Fault]) -> str:
+    """Return a refusal as text: its message and code, and the first faults with their places."""
+    sentences = [f"{detail} [{code}]"]
+    for fault in faults[:_FAULTS]:
         place = f"{fault.column}: " if fault.column else ""
-        said.append(f"{place}{fault.message} [{fault.code}]")
-    return "; ".join(said)
+        sentences.append(f"{place}{fault.message} [{fault.code}]")
+    return "; ".join(sentences)
 
 
 def api_of(ctx: Ctx) -> Api:

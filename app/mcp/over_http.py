@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from fastapi import APIRouter, Request, Response
 
-from app.access.guard import PROJECT_HEADER, GuardedRoute, RequestContainer
+from app.access.guard import GuardedRoute, RequestContainer
 from app.web.addresses import server_address
+from app.web.project_paths import PROJECT_HEADER, project_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +33,7 @@ def tools_over_http() -> tuple[APIRouter, ...]:
     @routes.post("/mcp")
     def call(request: Request, container: RequestContainer) -> Response:
         address = server_address(request, container.settings) + container.pages_at
-        return _Tools(request.app, address, request.scope.get("state", {}).get("project"))
+        return _Tools(request.app, address, project_of(request.scope))
 
     return (routes,)
 
@@ -60,9 +61,10 @@ class _Tools(Response):
         async def again() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        headers = list(scope["headers"])
+        name = PROJECT_HEADER.encode()
+        headers = [header for header in scope["headers"] if header[0] != name]
         if self._project is not None:
-            headers.append((PROJECT_HEADER.encode(), self._project.encode()))
+            headers.append((name, self._project.encode()))
         inner = httpx.ASGITransport(self._itself, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=inner, base_url=_ITSELF, timeout=None) as client:  # noqa: S113 - within this process
             server = make_server(client, self._address)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 
-from app.mcp.context import ApiContext
+from app.errors import PacelineError
+from app.mcp.context import ApiContext, refusal
 from app.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from mcp_types import CallToolResult, InputRequiredResult
 
 
 INSTRUCTIONS: Final = (
@@ -46,7 +50,7 @@ def make_server(
     async def lifespan(_: MCPServer[ApiContext]) -> AsyncIterator[ApiContext]:
         yield ApiContext(client, address.rstrip("/"))
 
-    return MCPServer(
+    return _Server(
         "paceline",
         title="Paceline",
         instructions=INSTRUCTIONS,
@@ -55,6 +59,23 @@ def make_server(
         lifespan=lifespan,
         log_level="WARNING",
     )
+
+
+class _Server(MCPServer[ApiContext]):
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        context: Context[ApiContext, Any] | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; a refusal by Paceline's own code is an answer, not a crash of the tool."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except UnexpectedToolError as crash:
+            error = crash.__cause__
+            if not isinstance(error, PacelineError):
+                raise
+            raise ToolError(refusal(error.message, error.stable_code, error.faults)) from error
 
 
 @functools.cache

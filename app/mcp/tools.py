@@ -13,7 +13,6 @@ from uuid import UUID
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 
-from app.errors import PacelineError
 from app.hosts.costs import Show
 from app.incidents.api_bodies import IncidentBody, IncidentListBody
 from app.incidents.models.tables import IncidentState
@@ -359,10 +358,7 @@ async def get_session(ctx: Ctx, session: SessionId) -> str:
 async def explain_verdict(ctx: Ctx, session: SessionId) -> str:
     """Explain a session's verdict: its causes with place, share and evidence, and fixes by gain."""
     api = api_of(ctx)
-    try:
-        report = open_report(await api.text("sessions", str(session), "report"))
-    except PacelineError as error:
-        raise ToolError(f"{error} [{error.code}]") from error
+    report = open_report(await api.text("sessions", str(session), "report"))
     verdict = report.verdict
     causes: list[dict[str, Value]] = [
         {

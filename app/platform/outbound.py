@@ -91,23 +91,48 @@ def excerpt(data: bytes | str) -> str:
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Networks that the standard library counts as global although their addresses are not those of
-# single hosts on the internet: multicast groups, IPv6 forms of any IPv4 address (NAT64, 6to4), and
-# the obsolete site-local addresses.
+# The only IPv6 addresses of hosts on the internet (RFC 4291, section 2.4). All others, among them
+# those that the standard library counts as global, have a special purpose.
+GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+# Networks within the others that the standard library counts as global although they are not those
+# of single hosts: multicast groups, 6to4 and Teredo.
 DENIED: Final[tuple[Network, ...]] = tuple(
-    ipaddress.ip_network(text)
-    for text in (
-        "224.0.0.0/4",
-        "ff00::/8",
-        "64:ff9b::/96",
-        "64:ff9b:1::/48",
-        "2002::/16",
-        "2001::/32",
-        "fec0::/10",
-        "::ffff:0:0/96",
-        "::/96",
+    ipaddress.ip_network(text) for text in ("224.0.0.0/4", "2002::/16", "2001::/32")
+)
+# IPv6 networks whose addresses contain an IPv4 address, and the number of bits to its right:
+# IPv4-compatible, IPv4-mapped, IPv4-translated, NAT64 (global and local), 6to4, server of Teredo.
+EMBEDDING: Final = tuple(
+    (ipaddress.IPv6Network(text), shift)
+    for text, shift in (
+        ("::/96", 0),
+        ("::ffff:0:0/96", 0),
+        ("::ffff:0:0:0/96", 0),
+        ("64:ff9b::/96", 0),
+        ("64:ff9b:1::/48", 0),
+        ("2002::/16", 80),
+        ("2001::/32", 64),
     )
 )
+TEREDO: Final = ipaddress.IPv6Network("2001::/32")
+
+
+def embedded_addresses(address: Address) -> list[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses within an IPv6 address, to which a gateway or kernel may connect.
+
+    Examples
+    --------
+    >>> embedded_addresses(ipaddress.ip_address("::ffff:0:127.0.0.1"))
+    [IPv4Address('127.0.0.1')]
+    """
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback or address.is_unspecified:
+        return []
+    bits = int(address)
+    parts = [bits >> shift for network, shift in EMBEDDING if address in network]
+    if address in TEREDO:
+        # The client's address is inverted.
+        parts.append(~bits)
+    return [ipaddress.IPv4Address(part & 0xFFFF_FFFF) for part in parts]
+
 
 Resolve = Callable[[str, int], Sequence[str]]
 
@@ -132,11 +157,16 @@ class AddressGuard:
     resolve: Resolve = resolve  # takes a host and a port, returns addresses
 
     def permits(self, address: Address) -> bool:
-        """Return whether a connection to an address is allowed."""
+        """Return whether a connection to an address, and to those within it, is allowed."""
+        if not all(self.permits(inner) for inner in embedded_addresses(address)):
+            return False
         # An IPv4 address is in no IPv6 network, and vice versa.
         if any(address in network for network in self.allowed):
             return True
-        return address.is_global and not any(address in network for network in DENIED)
+        special = address.version == 6 and address not in GLOBAL_UNICAST  # noqa: PLR2004 - of the protocol
+        return (
+            address.is_global and not special and not any(address in network for network in DENIED)
+        )
 
     def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
         """Return the addresses of a host; raise an error if any of them is forbidden.
@@ -298,6 +328,13 @@ class Outbound:
             If the receiver does not answer.
         """
         check_url(url)
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise DeliveryError(
+                    "header.invalid",
+                    f"The header {name} has a character that is not printable ASCII.",
+                    permanent=True,
+                )
         # The span gets the host and not the whole address: the path may be the only secret of a
         # webhook.
         host = urlsplit(url).hostname or ""

@@ -270,7 +270,8 @@ def _of_our_time(value: datetime) -> datetime:
     return value
 
 
-# A time of an event, past or planned, that is stored.
+# A time in a query, and a time of an event, past or planned, that is stored. Every parameter of a
+# query that holds a time has this type: times near the years 1 and 9999 overflow in computations.
 Moment = Annotated[AwareDatetime, AfterValidator(_of_our_time)]
 # Written after a number's bounds in `Annotated`, so that it runs first and the bounds apply to the
 # parsed number.

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from app.access.guard import RequestContainer, api_router, container_of
 from app.jobs.time_axis import known_job
 from app.platform.database.unit_of_work import Reads
+from app.platform.validation import Moment
 from app.pulse.body import MOST_BYTES, PulseBody
 from app.pulse.keep import export_pulse
 from app.pulse.live import NoticeRow, left_out, notices_of_job, wrong_clocks
@@ -184,9 +185,9 @@ LAST: Final = timedelta(hours=12)
 
 JobName = Annotated[str, Path(description="Name of the job.")]
 Since = Annotated[
-    AwareDatetime | None, Query(alias="from", description="Start; default: 12 hours before `to`.")
+    Moment | None, Query(alias="from", description="Start; default: 12 hours before `to`.")
 ]
-Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
+Until = Annotated[Moment | None, Query(alias="to", description="End; default: now.")]
 Length = Annotated[Resolution, Query(description="How long a span is.")]
 
 

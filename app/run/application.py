@@ -62,6 +62,7 @@ from app.web.bodies import BodyLimits, Pace
 from app.web.guards import (
     CrossSiteGuard,
     EncodingGuard,
+    FramingGuard,
     HostGuard,
     Methods,
     PagesFirst,
@@ -171,6 +172,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         allowed_hosts=settings.allowed_hosts,
         require_sign_in=settings.require_sign_in,
     )
+    app.add_middleware(FramingGuard)
     app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(SecurityHeaders, headers=security_headers(settings))
     app.add_middleware(PagesFirst)

@@ -112,6 +112,11 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
     ]
 
 
+def label_of(name: str) -> str:
+    """Return the label of a field: ``Signing secrets``."""
+    return NAMES.get(name, name.replace("_", " ").capitalize())
+
+
 def _given(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value that a field has already."""
     merged = dict(described)
@@ -137,7 +142,7 @@ def _field(  # noqa: PLR0913 - what a field depends on
     return Field(
         id=f"{prefix}{path.replace('.', '-')}",
         path=path,
-        label=NAMES.get(name, name.replace("_", " ").capitalize()),
+        label=label_of(name),
         control=control,
         optional=not required and described.get("default") in (None, []),
         removable=name in stored and not required,

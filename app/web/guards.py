@@ -138,6 +138,31 @@ class EncodingGuard:
         await app(scope, receive, send)
 
 
+class FramingGuard:
+    """ASGI middleware that refuses a request whose end a proxy may see elsewhere than this server.
+
+    Content-Length beside Transfer-Encoding, and Transfer-Encoding in HTTP/1.0, can hide a second
+    request in a body (RFC 9112, sections 6.1 and 6.3). The connection is closed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it because the length of its body is ambiguous."""
+        app: ASGIApp = self.app
+        names = {name for name, _ in scope.get("headers", ())}
+        if b"transfer-encoding" in names and (
+            b"content-length" in names or scope["http_version"] == "1.0"
+        ):
+            app = problem(
+                "body.ambiguous_length",
+                "The request has a Transfer-Encoding, and a Content-Length or version 1.0.",
+                headers={"Connection": "close"},
+            )
+        await app(scope, receive, send)
+
+
 def _same_host(origin: str, host: str) -> bool:
     # Compare without the scheme, which differs behind a proxy that terminates TLS.
     return bool(host) and urlsplit(origin).netloc.lower() == host.lower()

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Query
 from markupsafe import Markup
 
+from app.platform.validation import YEARS
 from app.web.format import NBSP
 from app.web.links import QueryText, asked_for
 from app.web.moments import minute, span
@@ -115,15 +116,17 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
 
 
 def moment_in(text: str) -> datetime | None:
-    """Parse a time in an address; None if invalid. A time without an offset is UTC."""
+    """Parse a time in an address; None if invalid or outside `YEARS`. No offset means UTC."""
     if not text or len(text) > MAX_CHARS:
         return None
     try:
         # A plus sign that was not escaped in the address was decoded as a space.
         moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
+    if moment.year not in YEARS:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def utc_minutes(moment: datetime) -> str:

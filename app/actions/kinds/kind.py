@@ -85,6 +85,9 @@ class ActionKind:
     describe: Callable[[Any, Order], str]
     act: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
     release: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
+    # Names of public fields whose change keeps the stored secrets. A change of any other public
+    # field, and of an address that is itself secret, has to contain all secrets again.
+    keep_secrets: frozenset[str] = frozenset()
     # Whether the operator must set the path of scontrol, because the action has the rights of the
     # server's user.
     needs_scontrol: bool = False

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.event import HttpsUrl, LoopbackUrl
 from app.actions.kinds.kind import ActionKind, AttemptTools, Order, require_one_node
-from app.incidents.channels.kind import Secret
+from app.incidents.channels.kind import HeaderValue
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
 TAINT: Final = "paceline.dev/straggler"
@@ -48,7 +48,7 @@ class KubernetesConfig:
     server: Annotated[
         HttpsUrl | LoopbackUrl, Field(examples=["https://kubernetes.example.com:6443"])
     ]
-    token: Annotated[Secret, Field(description="Of a service account.")]
+    token: Annotated[HeaderValue, Field(description="Of a service account.")]
     ca_certificate: Annotated[
         str | None,
         Field(max_length=20_000, description="PEM, where the system's authorities do not sign."),
@@ -273,6 +273,7 @@ KUBERNETES: Final = ActionKind(
     title="Kubernetes",
     config=TypeAdapter(KubernetesConfig),
     secrets=frozenset({"token"}),
+    keep_secrets=frozenset({"cordon"}),
     describe=describe,
     act=act,
     release=release,

@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter
 from app.incidents.channels.kind import (
     JSON_HEADERS,
     ChannelKind,
+    HeaderValue,
     OutgoingMessage,
-    Secret,
     Url,
     encode,
 )
@@ -117,7 +117,7 @@ class AlertmanagerConfig:
     ]
     # The value of the HTTP header ``Authorization``: ``Bearer …`` or ``Basic …``.
     authorization: Annotated[
-        Secret | None, Field(description="The header: Bearer … or Basic …")
+        HeaderValue | None, Field(description="The header: Bearer … or Basic …")
     ] = None
 
 

@@ -66,6 +66,8 @@ def note_html(note: Note) -> str:
 
 Url = Annotated[str, Field(min_length=8, max_length=2000, pattern=r"^https?://\S+$")]
 Secret = Annotated[str, Field(min_length=1, max_length=2000)]
+# A secret that is sent in a header of HTTP.
+HeaderValue = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[!-~]([ -~]*[!-~])?$")]
 
 
 PLAIN: Final = DeliveryStyle()
@@ -92,6 +94,9 @@ class ChannelKind:
     secrets: frozenset[str]  # names of secret fields, which no page shows again
     # Sends a message with a configuration; returns the receiver's answer or raises `DeliveryError`.
     send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
+    # Names of public fields whose change keeps the stored secrets. A change of any other public
+    # field, and of an address that is itself secret, has to contain all secrets again.
+    keep_secrets: frozenset[str] = frozenset()
     style: DeliveryStyle = PLAIN
     pictures: bool = False  # whether messages contain the heatmap
     # Sends a note like `send` sends a message; None for kinds without notes, such as pagers.

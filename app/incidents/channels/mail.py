@@ -70,7 +70,7 @@ def compose(config: MailConfig, message: Message, picture: bytes | None) -> Emai
     """Return the mail of a message."""
     mail = EmailMessage()
     domain = config.sender.rpartition("@")[2]
-    mail["Subject"] = clip(message.title, MAX_SUBJECT)
+    mail["Subject"] = _subject(message.title)
     mail["From"] = Address("Paceline", addr_spec=config.sender)
     mail["To"] = ", ".join(config.recipients)
     mail["Date"] = message.at
@@ -89,6 +89,11 @@ def compose(config: MailConfig, message: Message, picture: bytes | None) -> Emai
         assert isinstance(part, EmailMessage)  # noqa: S101 - as above
         part.add_related(picture, "image", "png", cid=f"<{PICTURE_ID}>", filename="heatmap.png")
     return mail
+
+
+def _subject(title: str) -> str:
+    """Return a title without control characters: names of hosts in it may have any character."""
+    return clip("".join(sign if sign.isprintable() else " " for sign in title), MAX_SUBJECT)
 
 
 def _html(message: Message, *, pictured: bool) -> str:
@@ -133,7 +138,7 @@ def send(config: MailConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
 def tell(config: MailConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
     """Send a note through the relay."""
     mail = EmailMessage()
-    mail["Subject"] = clip(note.title, MAX_SUBJECT)
+    mail["Subject"] = _subject(note.title)
     mail["From"] = Address("Paceline", addr_spec=config.sender)
     mail["To"] = ", ".join(config.recipients)
     mail["Date"] = note.at
@@ -231,6 +236,7 @@ MAIL: Final = ChannelKind(
     title="E-mail",
     config=TypeAdapter(MailConfig),
     secrets=frozenset({"password"}),
+    keep_secrets=frozenset({"sender", "recipients", "username"}),
     send=send,
     tell=tell,
     pictures=True,

@@ -230,6 +230,7 @@ SLACK: Final = ChannelKind(
     title="Slack",
     config=TypeAdapter(SlackConfig),
     secrets=frozenset({"url", "signing_secret"}),
+    keep_secrets=frozenset({"operators"}),
     send=send,
     tell=tell,
 )

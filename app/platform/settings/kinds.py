@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from app.errors import InvalidSettingsError
 from app.platform.identity import GroupRole
 
 HOST_NAME: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", re.ASCII)
@@ -173,8 +174,21 @@ class Caller:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Return the caller that the environment describes; empty variables count as unset."""
-        return cls(*(os.environ.get(f"{PREFIX}{name}") or None for name in ("TOKEN", "PROJECT")))
+        """Return the caller that the environment describes; empty variables count as unset.
+
+        Raises
+        ------
+        InvalidSettingsError
+            If a variable cannot be sent in a header.
+        """
+        # A file that a variable was read from ends with a line break.
+        values = [os.environ.get(f"{PREFIX}{name}", "").strip() for name in ("TOKEN", "PROJECT")]
+        for name, value in zip(("TOKEN", "PROJECT"), values, strict=True):
+            if not (value.isascii() and value.isprintable()):
+                raise InvalidSettingsError(
+                    f"{PREFIX}{name} has a character that is not printable ASCII."
+                )
+        return cls(*(value or None for value in values))
 
 
 def given_password() -> str | None:

@@ -125,6 +125,15 @@ def test_a_channel_from_its_first_test_to_its_end(
     assert SECRET not in page.content()
     assert receiver.url not in page.content()
 
+    # A stored secret is not sent to another address.
+    visitor.expects("422")
+    field(page, "config.url").fill(f"{receiver.url}/moved")
+    act(page, "Save")
+    fault = page.locator("[data-path='config.signing_secrets'] .fault")
+    expect(fault).to_have_text("Enter it again, because URL changed")
+    expect(field(page, "config.signing_secrets")).to_be_focused()
+    field(page, "config.url").fill("")
+
     # Secret fields that are left empty keep their value.
     field(page, "name").fill("ops")
     field(page, "rate_limit").fill("5")

@@ -264,6 +264,29 @@ def test_the_same_routes_answer_a_token_of_the_project(
     assert missing == {}
 
 
+def test_no_route_answers_a_request_that_names_two_projects(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
+    wrong = {}
+    things = {**theirs, "person": str(uuid.uuid4()), "path": "x", "of": "x", "file": "x"}
+    with company.client(company.token(Right.ADMIN, project=None)) as client:
+        for key in NEEDS:
+            method, _, path = key.partition(" ")
+            # The path names the other project, and the header that of the token.
+            answer = client.request(
+                method,
+                "/p/other" + re.sub(r"{(\w+)[^}]*}", lambda at: things.get(at[1], "x"), path),
+                headers={"Paceline-Project": "default"},
+            )
+            if (answer.status_code, answer.json()["code"]) != (400, "project.ambiguous"):
+                wrong[key] = answer.status_code, answer.text[:200]
+        twice = [("Paceline-Project", "default"), ("Paceline-Project", "other")]
+        assert client.get("/api/v1/jobs", headers=twice).json()["code"] == "project.ambiguous"
+        same = {"Paceline-Project": "other"}
+        assert client.get("/p/other/api/v1/jobs", headers=same).status_code == 200
+    assert wrong == {}
+
+
 def test_sending_to_a_foreign_job_s_name_makes_a_job_in_the_own_project(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
@@ -280,11 +303,12 @@ def test_sending_to_a_foreign_job_s_name_makes_a_job_in_the_own_project(
             f"/api/v1/jobs/{SECRET}/sessions", content=bodies.parquet(), params=bodies.SIZES
         )
         assert whole.status_code == 202
-        listed = client.get("/api/v1/sessions").json()["sessions"]
-        assert theirs["session"] not in {session["session"] for session in listed}
+        ours = {session["id"] for session in client.get("/api/v1/sessions").json()["sessions"]}
     with company.client(company.token(Right.READ, project="other")) as client:
-        listed = client.get("/api/v1/sessions").json()["sessions"]
-        assert whole.json()["session"] not in {session["session"] for session in listed}
+        others = {session["id"] for session in client.get("/api/v1/sessions").json()["sessions"]}
+    assert whole.json()["session"] in ours
+    assert theirs["session"] in others
+    assert not ours & others
 
 
 def test_requests_about_the_installation_need_an_administrator(

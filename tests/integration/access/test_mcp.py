@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -15,19 +16,27 @@ from tests.integration.api import bodies
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.integration.access.conftest import Company
 
 PROJECTS = pytest.mark.parametrize("path", ["/mcp", "/p/default/mcp"])
 OURS = "our-secret-job"
 
 
-def called(url: str, token: str, tool: str, **arguments: object) -> tuple[bool, str]:
+def called(
+    url: str,
+    token: str,
+    tool: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    **arguments: object,
+) -> tuple[bool, str]:
     """Return whether a tool refuses an assistant with this token, and the text of its answer."""
 
     async def run() -> tuple[bool, str]:
-        headers = {"Authorization": f"Bearer {token}"}
+        sent_headers = {"Authorization": f"Bearer {token}", **headers}
         async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False) as http,
+            httpx2.AsyncClient(headers=sent_headers, trust_env=False) as http,
             Client(streamable_http_client(url, http_client=http)) as client,
         ):
             result = await client.call_tool(tool, arguments)
@@ -78,6 +87,25 @@ def test_a_foreign_token_sees_nothing(company: Company, path: str) -> None:
         refuses, text = called(url, theirs, tool, **arguments)
         assert refuses
         assert "[not_found]" in text
+
+
+def test_the_path_names_the_project_of_every_tool(company: Company) -> None:
+    """Also where a token has both projects, and the header of the request names the same one."""
+    sent(company)
+    both = company.token(Right.READ, project=None)
+    for path, header, seen in (
+        ("/mcp", "default", True),
+        ("/mcp", "other", False),
+        ("/p/default/mcp", "default", True),
+        ("/p/other/mcp", "other", False),
+    ):
+        headers = {"Paceline-Project": header}
+        answer = called(company.url + path, both, "list_jobs", headers=headers)[1]
+        assert (OURS in answer) is seen, (path, header)
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    with company.client(both) as client:
+        answered = client.post("/p/other/mcp", json=hello, headers={"Paceline-Project": "default"})
+    assert (answered.status_code, answered.json()["code"]) == (400, "project.ambiguous")
 
 
 def test_without_a_token_that_reads_there_is_nothing(company: Company) -> None:

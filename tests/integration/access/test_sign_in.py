@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -15,6 +16,7 @@ from app.access.audit import list_entries
 from app.access.models import BrowserSession, PendingSignIn, Person
 from app.access.people import create_person
 from app.access.provider import MOST_PENDING
+from app.access.rights import NEEDS
 from app.access.sign_ins import sign_in_from_provider
 from app.errors import ConflictError, InvalidAccessError
 from app.platform.identity import Right, Role
@@ -133,6 +135,21 @@ def test_a_cookie_alone_changes_nothing_without_saying_its_site(ada: Company) ->
         assert foreign.json()["code"] == "csrf.cross_site"
         own = client.post("/api/v1/plans", json=spec, headers={"Origin": ada.url})
         assert own.json()["code"] == "spec.invalid"
+
+
+def test_no_route_takes_a_change_by_a_cookie_alone(ada: Company) -> None:
+    taken = {}
+    with ada.client() as client:
+        _sign_in(client)
+        for key in NEEDS:
+            method, _, path = key.partition(" ")
+            if method == "GET":
+                continue
+            answer = client.request(method, re.sub(r"{[^}]*}", "1", path))
+            if (answer.status_code, answer.json()["code"]) != (403, "csrf.cross_site"):
+                taken[key] = answer.status_code, answer.text[:200]
+        assert taken == {}
+        assert client.get("/plans").status_code == 200
 
 
 def test_a_person_has_the_rights_of_their_role_in_their_project(ada: Company) -> None:

@@ -52,6 +52,21 @@ def test_a_policy_an_action_and_its_end(
     assert (again.status_code, again.json()["code"]) == (409, "action.wrong_state")
 
 
+def test_a_token_of_a_cluster_is_sent_to_no_other_server(client: httpx.Client) -> None:
+    def put(**config: str | None) -> httpx.Response:
+        return client.put("/action-policies", json={"kind": "kubernetes", "config": config})
+
+    assert put(server="http://127.0.0.1:6443", token="secret").status_code == 200  # noqa: S106
+    for change in ({"server": "http://127.0.0.1:6444"}, {"server": "http://localhost:6443"}):
+        refused = put(**change)
+        assert (refused.status_code, refused.json()["code"]) == (422, "action.invalid")
+        [fault] = refused.json()["faults"]
+        assert (fault["code"], fault["column"]) == ("secret_needed_again", "config.token")
+        assert put(**change, token="secret").status_code == 200  # noqa: S106
+    split = put(token="secret\r\nX-Header: 1")  # noqa: S106
+    assert (split.status_code, split.json()["faults"][0]["column"]) == (422, "config.token")
+
+
 def test_the_switch_stops_and_says_who(client: httpx.Client) -> None:
     assert client.get("/action-switch").json()["stopped"] is False
     stopped = client.put("/action-switch", json={"stopped": True, "reason": "storm"}).json()

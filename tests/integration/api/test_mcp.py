@@ -128,7 +128,8 @@ def test_sessions_and_hosts_are_compared(installation: Installation) -> None:
     told = called(installation, "compare", before=before, after=after)
     assert told["facts"]["change"] == 0
     assert installation.client.get(told["link"]).status_code == 200
-    assert called(installation, "hosts")["facts"]["hosts"] >= 0
+    hosts = installation.client.get("/api/v1/hosts").json()["total"]
+    assert called(installation, "hosts")["facts"]["hosts"] == hosts
     assert called(installation, "list_incidents")["facts"]["incidents"] == 0
 
 
@@ -157,6 +158,17 @@ def test_arguments_are_bounded(
     installation: Installation, tool: str, arguments: dict[str, object]
 ) -> None:
     assert refused(installation, tool, **arguments)
+
+
+@pytest.mark.parametrize("question", [{}, {"changes": []}, {"base": 3}])
+def test_a_refused_argument_names_its_code_and_is_no_crash(
+    installation: Installation, caplog: pytest.LogCaptureFixture, question: dict[str, object]
+) -> None:
+    nothing = "00000000-0000-0000-0000-000000000000"
+    assert "[what_if.invalid]" in refused(
+        installation, "what_if", session=nothing, question=question
+    )
+    assert "Traceback" not in caplog.text
 
 
 def test_text_of_people_is_quoted_and_marked_as_data(installation: Installation) -> None:

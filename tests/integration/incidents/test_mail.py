@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from email.message import EmailMessage
 from email.policy import default
 from typing import Any
@@ -117,6 +118,16 @@ def test_a_message_has_text_html_and_the_picture(
     [image] = [part for part in mail.walk() if part.get_content_type() == "image/png"]
     assert image.get_content() == PICTURE
     assert image["Content-ID"].strip("<>") in html.get_content()
+
+
+def test_a_host_with_a_line_break_in_its_name_adds_no_header(
+    mailbox: Mailbox, plain_server: Controller
+) -> None:
+    alert = replace(incident(1), where="node-7\r\nBcc: someone@example.com")
+    assert send(port_of(plain_server), message(alert)).status == 250
+    [(_, mail)] = mailbox.got
+    assert mail["Bcc"] is None
+    assert "node-7  Bcc: someone@example.com" in mail["Subject"]
 
 
 @pytest.mark.parametrize(("name", "sent"), list(messages()))

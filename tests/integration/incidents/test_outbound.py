@@ -49,12 +49,18 @@ def at(*addresses: str) -> AddressGuard:
         "::ffff:10.0.0.1",
         "::ffff:8.8.8.8",
         "::7f00:1",
+        "::ffff:0:127.0.0.1",
+        "::ffff:0:8.8.8.8",
         "64:ff9b::a00:1",
+        "64:ff9b::8.8.8.8",
         "64:ff9b:1::1",
         "100::1",
         "2001::1",
+        "2001:0:808:808::f7f7:f7f7",
+        "4000::1",
         "2001:db8::1",
         "2002:a00:1::1",
+        "2002:808:808::1",
         "fc00::1",
         "fd12::1",
         "fe80::1",
@@ -86,6 +92,47 @@ def test_only_what_the_operator_allows_is_allowed() -> None:
     assert guard.addresses(NAME, 443, 1.0) == ["10.1.2.3"]
     with pytest.raises(DeliveryError):
         AddressGuard(guard.allowed, lambda *_: ["10.2.0.1"]).addresses(NAME, 443, 1.0)
+
+
+# Of each form the public address 8.8.8.8 and the private address 10.0.0.1, in a network that the
+# operator allows.
+EMBEDDING = [
+    ("::/96", "::8.8.8.8", "::10.0.0.1"),
+    ("::ffff:0:0/96", "::ffff:8.8.8.8", "::ffff:10.0.0.1"),
+    ("::ffff:0:0:0/96", "::ffff:0:8.8.8.8", "::ffff:0:10.0.0.1"),
+    ("64:ff9b::/96", "64:ff9b::8.8.8.8", "64:ff9b::10.0.0.1"),
+    ("64:ff9b:1::/48", "64:ff9b:1::8.8.8.8", "64:ff9b:1::10.0.0.1"),
+    ("2002::/16", "2002:808:808::1", "2002:a00:1::1"),
+    ("2001::/32", "2001:0:808:808::f7f7:f7f7", "2001:0:808:808::f5ff:fffe"),
+    ("2001::/32", "2001:0:808:808::f7f7:f7f7", "2001:0:a00:1::f7f7:f7f7"),
+]
+
+
+@pytest.mark.parametrize(("network", "public", "private"), EMBEDDING)
+def test_the_ipv4_address_within_an_allowed_ipv6_address_has_to_be_allowed_too(
+    network: str, public: str, private: str
+) -> None:
+    allowed = (ipaddress.ip_network(network),)
+    AddressGuard(allowed, lambda *_: [public]).addresses(NAME, 443, 1.0)
+    with pytest.raises(DeliveryError, match="not on the public internet"):
+        AddressGuard(allowed, lambda *_: [private]).addresses(NAME, 443, 1.0)
+    both = (*allowed, ipaddress.ip_network("10.0.0.0/8"))
+    AddressGuard(both, lambda *_: [private]).addresses(NAME, 443, 1.0)
+
+
+@pytest.mark.parametrize("address", ["::1", "fd12::7"])
+def test_an_allowed_ipv6_address_that_contains_no_other_is_allowed(address: str) -> None:
+    guard = AddressGuard((ipaddress.ip_network(address),), lambda *_: [address])
+    assert guard.addresses(NAME, 443, 1.0) == [address]
+
+
+@pytest.mark.parametrize("value", ["a\r\nX: 1", "a\n", "\x00", "\N{SNOWMAN}"])
+def test_a_header_that_is_not_printable_ascii_is_not_sent(value: str, receiver: Receiver) -> None:
+    with Outbound(at(), 5.0) as outbound, pytest.raises(DeliveryError) as refused:
+        outbound.post(receiver.url, b"{}", {"Authorization": value})
+    assert (refused.value.code, refused.value.permanent) == ("header.invalid", True)
+    assert value not in refused.value.sentence
+    assert receiver.got == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.incidents.channel_reads import list_channels
 from app.incidents.models.tables import AlertChannel
 from benchmarks.support.receiver import Reply
 from tests.integration.api.conftest import Install, Installation
-from tests.integration.api.incidents.asking import API, add_channel
+from tests.integration.api.incidents.asking import API, SECRET, add_channel
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.reads import read
 from tests.support.receiver import Receiver
@@ -46,6 +46,25 @@ def test_a_patched_channel_keeps_the_secrets_that_are_left_out(
     assert served.client.get(channel).json()["secrets"] == {"url": "127.0.0.1"}
     assert served.client.post(f"{channel}/test").json()["delivered"]
     assert "webhook-signature" not in receiver.got[-1].headers
+
+
+def test_a_stored_secret_is_sent_to_no_other_address(
+    served: Installation, receiver: Receiver
+) -> None:
+    added = add_channel(served, receiver)
+    channel = f"{API}/channels/{added['id']}"
+    moved = {"url": receiver.url + "/elsewhere"}
+    refused = served.client.patch(channel, json={"config": moved, "name": "moved"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "channel.invalid")
+    [fault] = refused.json()["faults"]
+    assert (fault["code"], fault["column"]) == ("secret_needed_again", "config.signing_secrets")
+    assert served.client.get(channel).json()["name"] == added["name"]
+    served.client.post(f"{channel}/test")
+    assert not receiver.got[-1].path.endswith("/elsewhere")
+    again = {"config": {**moved, "signing_secrets": [SECRET]}}
+    assert served.client.patch(channel, json=again).status_code == 200
+    assert served.client.post(f"{channel}/test").json()["delivered"]
+    assert receiver.got[-1].path.endswith("/elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import re
+import socket
 import uuid
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from app.sessions.models.tables import Session
 from app.web.guards import SECURITY_HEADERS
 from tests.integration.api import bodies
 from tests.integration.api.sessions.test_refusals import NOTHING
+from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     import httpx
@@ -221,6 +224,30 @@ def test_problems_and_tables_are_compressed_and_static_files_only_once(
     ):
         assert answer.headers.get("content-encoding") == coding, answer.url
     assert len(client.get(style).content) > 1000
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", ("Content-Length: 4", "Transfer-Encoding: chunked")),
+        ("1.1", ("Transfer-Encoding: chunked", "Content-Length: 0")),
+        ("1.0", ("Transfer-Encoding: chunked",)),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/v1/plans", "/healthz", "/nowhere", "/p/default/"])
+def test_a_body_with_two_lengths_is_refused_and_its_rest_is_no_request(
+    client: httpx.Client, path: str, version: str, headers: tuple[str, ...]
+) -> None:
+    lines = (f"POST {path} HTTP/{version}", f"Host: {client.base_url.netloc.decode()}", *headers)
+    head = "\r\n".join((*lines, "", "")).encode()
+    hidden = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    address = (client.base_url.host, client.base_url.port or 80)
+    with socket.create_connection(address, timeout=LIMIT_S) as connection:
+        connection.sendall(head + hidden)
+        answers = b"".join(iter(functools.partial(connection.recv, 65536), b""))
+    assert answers.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"body.ambiguous_length"' in answers
+    assert answers.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(

@@ -94,3 +94,15 @@ def test_who_asks_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PACELINE_PROJECT", "")
 
     assert Caller.of_environment() == Caller("secret", None)
+
+
+@pytest.mark.parametrize("value", ["a\r\nX: 1", "a\x1fb", "\N{SNOWMAN}"])
+@pytest.mark.parametrize("name", ["PACELINE_TOKEN", "PACELINE_PROJECT"])
+def test_a_token_that_cannot_be_in_a_header_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "secret\n")
+    assert Caller.of_environment() == Caller("secret", None)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidSettingsError, match=name):
+        Caller.of_environment()
