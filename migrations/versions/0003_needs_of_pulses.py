@@ -17,7 +17,7 @@ depends_on: str | Sequence[str] | None = None
 
 TRIGGERS: Final = """
 -- Refuses a claim by a version that does not read the row's data: the UPDATE changes no row, as if
--- another worker had claimed it. Version 0.2.0 does not set `paceline.reads`; it reads generation 1.
+-- another worker had claimed it. 0.2.0 reads generation 1 and does not set `paceline.reads`.
 CREATE FUNCTION leave_to_newer_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.needs > coalesce(nullif(current_setting('paceline.reads', true), '')::int, 1) THEN
