@@ -82,7 +82,7 @@ class Version:
     def environment(self) -> dict[str, str]:
         """Return the environment of a process, which imports this version's source."""
         path = os.pathsep.join([str(self.tree), str(self.tree / "client" / "src")])
-        return os.environ | self.settings | {"PYTHONPATH": path}
+        return os.environ | dict(self.settings) | {"PYTHONPATH": path}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the program to its end."""
@@ -122,7 +122,7 @@ class Process:
         with self.version.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own arguments
                 self.version.command(*self.words),
-                env=self.version.environment() | self.settings,
+                env=self.version.environment() | dict(self.settings),
                 cwd=self.version.tree,
                 stdout=log,
                 stderr=log,

@@ -332,7 +332,8 @@ def test_versions_side_by_side(  # noqa: PLR0915 - one installation
                 traffic.act(each, name)
         traffic.check_all()
 
-        # A rollback: no migration runs, and 0.2.0 starts on the later schema, as its last worker did.
+        # A rollback: no migration runs, and 0.2.0 starts on the later schema, as its last worker
+        # did.
         for process in (later_server, later_worker, server, worker, old_server):
             process.stop()
         old_server = running.enter_context(old.server())
