@@ -219,6 +219,22 @@ class UnknownDocumentError(PacelineError):
     code = "document.unknown_version"
 
 
+class NewerFormatError(UnknownDocumentError):
+    """Stored bytes have a format that only a later version reads; they are not damaged.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for a person.
+    generation : int
+        Generation of the format: see `app.analysis.generation`.
+    """
+
+    def __init__(self, message: str, generation: int) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
 class TryLaterError(PacelineError):
     """The request cannot be served now, but later.
 

@@ -33,6 +33,7 @@ NONE: Final = (
     "tests/integration/client/test_probe.py",
     "tests/integration/cli/",
     "tests/integration/installation/test_telemetry.py",
+    "tests/integration/platform/test_side_by_side.py",
     "tests/integration/retention/test_killed.py",
     "tests/integration/test_demo_apart.py",
     "tests/integration/test_ingest_benchmark.py",

@@ -394,6 +394,12 @@ def _open_work(work: OpenWork) -> Iterator[Metric]:
     for labels, count in work.tasks.items():
         tasks.add_metric(labels, count)
     yield tasks
+    newer = GaugeMetricFamily(
+        "paceline_newer_tasks",
+        "Tasks that wait for a worker of a later version than this server's.",
+    )
+    newer.add_metric((), work.newer_tasks)
+    yield newer
     deliveries = GaugeMetricFamily(
         "paceline_deliveries", "Deliveries of alerts that wait or are sent.", labels=("state",)
     )

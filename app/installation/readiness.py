@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.analysis.generation import READS
 from app.errors import PacelineError
 from app.incidents.models.tables import AlertDelivery, AlertIncident, DeliveryState, IncidentState
 from app.installation.models import WorkerHeartbeat
@@ -381,6 +382,8 @@ class OpenWork:
 
     # number of task runs by kind, queue and state
     tasks: Mapping[tuple[str, str, TaskState], int]
+    # number of queued task runs that need a later version than this one
+    newer_tasks: int
     # number of unfinished deliveries by state
     deliveries: Mapping[DeliveryState, int]
     # deliveries given up, among those created within the last day
@@ -398,7 +401,12 @@ def open_work(tx: Reads, kinds: Mapping[str, TaskKind]) -> OpenWork:
         If the database does not answer.
     """
     tasks = tx.session.execute(
-        select(TaskRun.kind, TaskRun.state, func.count())
+        select(
+            TaskRun.kind,
+            TaskRun.state,
+            func.count(),
+            func.count().filter(TaskRun.needs > READS).label("newer"),
+        )
         .where(TaskRun.state.in_(OPEN_TASKS))
         .group_by(TaskRun.kind, TaskRun.state)
     ).all()
@@ -428,6 +436,7 @@ def open_work(tx: Reads, kinds: Mapping[str, TaskKind]) -> OpenWork:
             for row in tasks
             if row[0] in kinds
         },
+        newer_tasks=sum(row.newer for row in tasks),
         deliveries=dict.fromkeys(OPEN_DELIVERIES, 0) | {row[0]: row[1] for row in deliveries},
         failed_deliveries=failed,
         incidents=dict.fromkeys(OPEN_INCIDENTS, 0) | {row[0]: row[1] for row in incidents},

@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy import ColumnElement, Row, any_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.analysis.generation import READS, WRITES
 from app.analysis.pulse.columns import Pulses
 from app.analysis.pulse.detector import Changes, Detector
 from app.analysis.pulse.detector_state import from_bytes, to_bytes
@@ -28,7 +29,7 @@ from app.analysis.pulse.gpu_readings import from_bytes as from_kept
 from app.analysis.pulse.gpu_readings import to_bytes as to_kept
 from app.analysis.pulse.packing import Places
 from app.analysis.pulse.step_pace import Pace
-from app.errors import LostClaimError, UnknownDocumentError
+from app.errors import LostClaimError, NewerFormatError, UnknownDocumentError
 from app.hangs.files import HangFile
 from app.hangs.receive import judge_live_files, limits_of
 from app.incidents.store import group_of_job
@@ -136,17 +137,35 @@ def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
         store(within, claim, advance)
     except LostClaimError:
         return 0
+    except NewerFormatError as error:
+        log.warning(
+            "pulse left to a later version",
+            job=claim.job_id,
+            attempt=claim.attempt,
+            needs=error.generation,
+            error=error.message,
+        )
+        _end_claim(
+            *(within, claim),
+            needs=func.greatest(PulseState.needs, error.generation),
+            tries=PulseState.tries - 1,
+        )
+        return 0
     except Exception:
         # `tries` is not reset, so that the next worker reads a single body: this isolates the body
         # that failed.
-        with within.uow() as tx:
-            tx.session.execute(
-                update(PulseState)
-                .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
-                .values(claim_token=None, lease_until=None, advanced_at=tx.now)
-            )
+        _end_claim(within, claim)
         raise
     return len(advance.items)
+
+
+def _end_claim(container: Container, claim: PulseClaim, **values: ColumnElement[int]) -> None:
+    with container.uow() as tx:
+        tx.session.execute(
+            update(PulseState)
+            .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
+            .values(claim_token=None, lease_until=None, advanced_at=tx.now, **values)
+        )
 
 
 def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim | None:
@@ -161,7 +180,10 @@ def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim 
                 PulseState,
                 (PulseState.job_id == InboxItem.job_id) & (PulseState.attempt == InboxItem.attempt),
             )
-            .where(_PULSES, is_there(InboxItem.project_id), free, due)
+            .where(
+                *(_PULSES, is_there(InboxItem.project_id), free, due),
+                func.coalesce(PulseState.needs, 1) <= READS,
+            )
             .order_by(InboxItem.id)
             .limit(1)
         ).one_or_none()
@@ -261,6 +283,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
                 claim_token=None,
                 lease_until=None,
                 tries=0,
+                needs=func.greatest(PulseState.needs, WRITES),
                 **new,
             )
             .returning(PulseState.attempt)
@@ -325,6 +348,8 @@ def _detector(stored: bytes | None, last: int | None) -> tuple[Detector, Counter
     if stored is not None:
         try:
             return from_bytes(stored), counts
+        except NewerFormatError:
+            raise
         except UnknownDocumentError:
             counts[STATE_LOST] += 1
     detector = Detector()

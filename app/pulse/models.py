@@ -26,6 +26,7 @@ from app.incidents.models.facts import Outcome
 from app.platform.database.columns import (
     Base,
     JsonDocument,
+    Needs,
     OfProject,
     StateColumn,
     belongs_to,
@@ -68,6 +69,8 @@ class PulseState(OfProject, Base):
     places: Mapped[bytes | None]
     # packed app.analysis.pulse.gpu_readings: the last reading of each rank's GPU; null without any
     hardware: Mapped[bytes | None]
+    # generation of the formats of the state and of the waiting bodies
+    needs: Mapped[Needs]
 
 
 class PulseNotice(OfProject, Base):

@@ -9,6 +9,7 @@ from typing import Final, cast
 from sqlalchemy import select, update
 
 from app.access.audit import Action, record
+from app.analysis.generation import WRITES
 from app.errors import BodyTooLargeError, ConflictError, InvalidPulseError
 from app.hangs.receive import has_open_hang
 from app.jobs.models import Job
@@ -27,8 +28,8 @@ from app.sessions.receive import make_job
 # twice as long.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, producer, number, final, job_id, attempt, sha256, body_bytes,
-                   body)
-SELECT %(project)s, %(kind)s, '', 0, false, given.*
+                   body, needs)
+SELECT %(project)s, %(kind)s, '', 0, false, given.*, %(needs)s
 FROM unnest(%(job)s::bigint[], %(attempt)s::int[], %(sha256)b::bytea[], %(body_bytes)s::bigint[],
             %(body)b::bytea[]) AS given
 """
@@ -151,6 +152,7 @@ def _append(
             "sha256": [pulse.body.sha256 for pulse in pulses],
             "body_bytes": [pulse.body.size for pulse in pulses],
             "body": bodies,
+            "needs": WRITES,
         },
         prepare=True,
     )

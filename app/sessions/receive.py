@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.analysis.generation import WRITES
 from app.analysis.replay.engine.executors import of_glibc
 from app.analysis.trace.metadata import Unmapped, metadata_document
 from app.errors import BusyError, InvalidTraceError, MemoryLimitError, NotFoundError, PacelineError
@@ -273,6 +274,7 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
         operations=len(trace),
         steps=trace.step_count(),
         trace_blob=blob_id,
+        needs=WRITES,
     )
     if not made:
         twin = _find(tx, job, content)

@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from app.analysis.generation import WRITES, require_readable
 from app.analysis.pulse.cases import Case, CaseTracker
 from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.detector import Detector, Watch
@@ -27,7 +28,6 @@ from app.analysis.pulse.stalls import StallCount, Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
 from app.errors import UnknownDocumentError
 
-VERSION: Final = 1
 _CLASSES: Final = {
     cls.__name__: cls
     for cls in (
@@ -55,7 +55,7 @@ def to_bytes(detector: Detector) -> bytes:
     """Return the compressed state of a detector."""
     arrays: list[NDArray[Any]] = []
     tree = _plain(detector, arrays)
-    text = json.dumps({"version": VERSION, "state": tree}, separators=(",", ":"))
+    text = json.dumps({"version": WRITES, "state": tree}, separators=(",", ":"))
     body = io.BytesIO()
     np.savez(
         body,
@@ -72,19 +72,18 @@ def from_bytes(body: bytes) -> Detector:
     Raises
     ------
     UnknownDocumentError
-        The state is of another version, or damaged.
+        The state is damaged.
+    NewerFormatError
+        A later version stored the state.
     """
     try:
         whole = zstandard.decompress(body) if body.startswith(_ZSTD) else zlib.decompress(body)
         with np.load(io.BytesIO(whole), allow_pickle=False) as stored:
             document = json.loads(stored["state"].tobytes())
-            if document["version"] == VERSION:
-                detector = _object(document["state"], stored)
+            require_readable(document["version"], "the state of a pulse is")
+            detector = _object(document["state"], stored)
     except _DAMAGED as error:
         raise UnknownDocumentError("the state of a pulse is damaged") from error
-    if document["version"] != VERSION:
-        message = f"the state of a pulse is of version {document['version']}, not {VERSION}"
-        raise UnknownDocumentError(message)
     if not isinstance(detector, Detector):
         raise UnknownDocumentError("the state is not that of a pulse")
     return detector

@@ -96,8 +96,8 @@ def from_bytes(body: bytes | None) -> dict[int, Reading]:
 
     Raises
     ------
-    UnknownDocumentError
-        The bytes are of another version.
+    NewerFormatError
+        A later version packed the bytes.
     """
     if body is None:
         return {}

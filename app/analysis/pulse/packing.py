@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 import zstandard
 
+from app.analysis.generation import WRITES, require_readable
 from app.analysis.pulse.columns import (
     ARRAYS,
     MEASURES,
@@ -19,9 +20,7 @@ from app.analysis.pulse.columns import (
     joined,
 )
 from app.analysis.quantities import IntArray
-from app.errors import UnknownDocumentError
 
-VERSION: Final = 1
 # Level of compression. Most bytes are noise, which higher levels do not make smaller.
 _LEVEL: Final = 1
 _WIDTHS: Final = (1, 2, 4, 8)
@@ -59,7 +58,7 @@ def pack(
         # and therefore compress well.
         parts.append(np.ascontiguousarray(narrow.T).tobytes())
         head_columns.append([name, len(values), least, width, stepped])
-    head = json.dumps({"version": VERSION, "columns": head_columns, "more": more or {}}).encode()
+    head = json.dumps({"version": WRITES, "columns": head_columns, "more": more or {}}).encode()
     body = b"".join([len(head).to_bytes(_HEAD_BYTES, "little"), head, *parts])
     return zstandard.compress(body, _LEVEL)
 
@@ -69,15 +68,13 @@ def unpack(body: bytes) -> tuple[dict[str, IntArray], dict[str, Any]]:
 
     Raises
     ------
-    UnknownDocumentError
-        The bytes are of another version.
+    NewerFormatError
+        A later version packed the bytes.
     """
     plain = zstandard.decompress(body)
     start = _HEAD_BYTES + int.from_bytes(plain[:_HEAD_BYTES], "little")
     head = json.loads(plain[_HEAD_BYTES:start])
-    if head["version"] != VERSION:
-        message = f"the stored data of a pulse are of version {head['version']}, not {VERSION}"
-        raise UnknownDocumentError(message)
+    require_readable(head["version"], "the stored data of a pulse are")
     columns = {}
     for name, size, least, width, stepped in head["columns"]:
         stop = start + size * width
@@ -106,8 +103,8 @@ def from_block(body: bytes) -> Pulses:
 
     Raises
     ------
-    UnknownDocumentError
-        The block is of another version.
+    NewerFormatError
+        A later version packed the block.
     """
     columns, more = unpack(body)
     return Pulses(**columns, phases=tuple(more["phases"]))
@@ -197,8 +194,8 @@ def places_from(body: bytes | None) -> Places:
 
     Raises
     ------
-    UnknownDocumentError
-        The bytes are of another version.
+    NewerFormatError
+        A later version packed the bytes.
     """
     if body is None:
         none = np.empty(0, np.int64)

@@ -187,8 +187,8 @@ def from_bytes(body: bytes) -> Sums:
 
     Raises
     ------
-    UnknownDocumentError
-        The bytes are of another version.
+    NewerFormatError
+        A later version packed the bytes.
     """
     columns, more = unpack(body)
     values: dict[str, Any] = {**more, **columns}

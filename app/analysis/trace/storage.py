@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.analysis.generation import READS, WRITES, require_readable
 from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC
 from app.analysis.trace.formats.kind import TraceFormat
 from app.analysis.trace.formats.own import NDJSON, PARQUET, PUBLISHED_PARQUET
@@ -32,7 +33,6 @@ PART_BYTES: Final = 4 * 1024 * 1024
 # columns of several batches are concatenated.
 BATCH_ROWS: Final = 1 << 22
 
-_VERSION: Final = b"1"
 _VERSION_KEY: Final = b"paceline.storage"
 _NAMES_KEY: Final = b"paceline.op_names"
 _REPEATED_KEY: Final = b"paceline.repeated"
@@ -58,7 +58,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
     schema = pa.schema(
         [(name, array.type) for name, array in columns.items()],
         metadata={
-            _VERSION_KEY: _VERSION,
+            _VERSION_KEY: str(WRITES).encode(),
             _NAMES_KEY: json.dumps(trace.op_names).encode(),
             _RELATIVE_KEY: b"1" if trace.step_relative else b"0",
             _REPEATED_KEY: json.dumps([trace.copies, trace.repeated_steps]).encode(),
@@ -103,11 +103,18 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     ------
     InvalidTraceError
         `trace.unreadable_blob`: the bytes were not written by `pack`.
+    NewerFormatError
+        A later version packed the trace.
     """
     blob = data if isinstance(data, bytes) else b"".join(data)
     try:
         with pa.ipc.open_stream(pa.BufferReader(blob)) as reader:
             schema = reader.schema
+            described = schema.metadata or {}
+            # Checked before the columns are read: a later version may have other columns.
+            generation = described.get(_VERSION_KEY, b"")
+            if generation.isdigit():
+                require_readable(int(generation), "the stored operations are")
             batches: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
             for batch in reader:
                 for name in _COLUMNS:
@@ -120,8 +127,7 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
         raise InvalidTraceError(
             f"the stored operations cannot be read: {error}", code="trace.unreadable_blob"
         ) from error
-    described = schema.metadata or {}
-    if described.get(_VERSION_KEY) != _VERSION:
+    if not generation.isdigit() or not 1 <= int(generation) <= READS:
         message = "the stored operations have a version that this release does not know"
         raise InvalidTraceError(message, code="trace.unreadable_blob")
     # Each column's batches are freed when the column is joined, so only one column is in memory
@@ -197,6 +203,8 @@ def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
     ------
     InvalidTraceError
         `trace.unreadable_blob`, or the errors of `decode`: the stored bytes are damaged.
+    NewerFormatError
+        A later version stored the session.
     """
     blob = b"".join(parts)
     for magic, (trace_format, *_) in _STORED_AS_RECEIVED.items():

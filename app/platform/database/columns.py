@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 from sqlalchemy import (
@@ -23,10 +23,12 @@ from sqlalchemy import (
     MetaData,
     ScalarSelect,
     Select,
+    SmallInteger,
     Text,
     cast,
     func,
     select,
+    text,
     type_coerce,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -55,6 +57,11 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSONB(),
         bytes: LargeBinary(),
     }
+
+
+# The generation of stored formats that a worker must read to claim a row; 1 in rows that version
+# 0.2.0 writes: see `app.analysis.generation`.
+Needs = Annotated[int, mapped_column(SmallInteger, server_default=text("1"))]
 
 
 class OfProject:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
+from app.analysis.generation import READS
 from app.errors import BusyError, PacelineError, StartupError
 
 DRIVER: Final = "postgresql+psycopg"
@@ -93,6 +94,9 @@ def make_engine(
                 # Just-in-time compilation takes longer than any of our statements; PostgreSQL
                 # starts it if its cost estimates are too large.
                 " -c jit=off"
+                # By this setting the database refuses claims of data that this version cannot
+                # read: the trigger `leave_to_newer_version`.
+                f" -c paceline.reads={READS}"
             ),
         },
     )

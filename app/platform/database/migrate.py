@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib.resources import as_file, files
 from typing import Final, Protocol, TypeVar
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -34,9 +35,17 @@ MIGRATION_LOCK: Final = 0x7061_6365_6D69
 
 PATIENCE_S: Final = 300.0
 
+_log = structlog.get_logger(__name__)
+
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
-    """Migrate the schema up to a revision."""
+    """Migrate the schema up to a revision; the schema of a later version stays as it is.
+
+    Raises
+    ------
+    StartupError
+        If no version has the database's revision, or tables are in use.
+    """
     _run(url, revision, up=True)
 
 
@@ -59,6 +68,12 @@ def current_revision(engine: Engine) -> str | None:
             return None
         revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
         return revision
+
+
+def is_later(current: str | None) -> bool:
+    """Return whether a revision is one that a later version added; revisions are numbered."""
+    head = int(expected_revision() or 0)
+    return current is not None and current.isdecimal() and int(current) > head
 
 
 def is_behind(current: str | None) -> bool:
@@ -119,6 +134,10 @@ class Backfill(Protocol):
 def _run(url: str | URL, revision: str, *, up: bool) -> None:
     engine = make_engine(url, application_name="paceline migrate")
     try:
+        if up and is_later(current := current_revision(engine)):
+            # After a rollback: a schema works with the version before it, too.
+            _log.warning("the schema is of a later version and stays", revision=current)
+            return
         with as_file(files("migrations")) as folder:
             scripts = ScriptDirectory(str(folder))
             done = False
@@ -178,8 +197,8 @@ def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> li
         return list(scripts.iterate_revisions(revision, current or "base"))
     except RevisionError as error:
         raise StartupError(
-            f"The database is at revision {current}, which this version of Paceline does not know: "
-            "a later version made it, or one that was never released."
+            f"The database is at revision {current}, which no version of Paceline has: a version "
+            "made it that was never released."
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import CheckConstraint, Index, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.platform.database.columns import Base, OfProject, StateColumn, in_project, one_of
+from app.platform.database.columns import Base, Needs, OfProject, StateColumn, in_project, one_of
 from app.platform.database.states import TaskState
 
 # Kinds of task runs. The subject of a run is a session, a delivery of an alert, a plan, an archive
@@ -73,3 +73,4 @@ class TaskRun(OfProject, Base):
     finished_at: Mapped[datetime | None]
     # The span that caused the task run, as a `traceparent` header; null without tracing.
     traceparent: Mapped[str | None]
+    needs: Mapped[Needs]

@@ -28,6 +28,7 @@ from sqlalchemy.orm import InstrumentedAttribute, with_loader_criteria
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import Insert, ReturningInsert
 
+from app.analysis.generation import WRITES
 from app.platform.database.columns import OfProject
 from app.platform.database.states import TaskState
 from app.platform.database.task_runs import TaskRun
@@ -182,6 +183,7 @@ _QUEUE: Final = Prepared(
         subject_id=bindparam("subject_id"),
         state=TaskState.QUEUED,
         attempt=0,
+        needs=WRITES,
         traceparent=bindparam("traceparent"),
     )
     .on_conflict_do_nothing(

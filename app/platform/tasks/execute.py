@@ -10,9 +10,15 @@ import structlog
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from app.errors import LostClaimError, MemoryLimitError, ObjectStoreError, PacelineError
+from app.errors import (
+    LostClaimError,
+    MemoryLimitError,
+    NewerFormatError,
+    ObjectStoreError,
+    PacelineError,
+)
 from app.platform.container import Claim, Container, TaskError
-from app.platform.tasks.runs import LeaseKeeper, claim, fail, interrupt, retry
+from app.platform.tasks.runs import LeaseKeeper, claim, fail, interrupt, leave, retry
 from app.platform.telemetry import Role, span
 
 # Errors of the database itself. Blobs are read and written with the driver's own cursors, hence the
@@ -103,8 +109,14 @@ def _is_of_stores(error: BaseException) -> bool:
 
 def _settle(container: Container, keeper: LeaseKeeper, taken: Claim, error: Exception) -> bool:
     """Record the failure of the work; return whether it ended the task."""
-    failed = not _is_of_stores(error)
+    failed = not _is_of_stores(error) and not isinstance(error, NewerFormatError)
     try:
+        if isinstance(error, NewerFormatError):
+            _log.warning(
+                "task left to a later version", needs=error.generation, error=error.message
+            )
+            leave(container, taken, error.generation)
+            return False
         if failed:
             if isinstance(error, MemoryLimitError) and taken.attempt < MEMORY_ATTEMPTS:
                 _log.warning("task over its memory limit, tried again", error=error.message)

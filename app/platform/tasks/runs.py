@@ -25,6 +25,8 @@ retry
     The same condition → queued: another worker may have the memory that this worker lacked.
 interrupt
     The same condition → queued, attempt - 1: the database failed, not the work.
+leave
+    The same condition → queued, attempt - 1, and a higher `needs`: a later version stored the data.
 expire
     By the sweeper: WHERE id AND the token that it read AND state = running AND the lease expired →
     queued, or dead after `max_attempts`. This recovers the tasks of killed workers, and stops a
@@ -54,9 +56,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 import structlog
-from sqlalchemy import ColumnElement, CursorResult, Update, func, select, update
+from sqlalchemy import ColumnElement, CursorResult, Update, case, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.analysis.generation import READS, WRITES
 from app.errors import LostClaimError
 from app.platform.container import Claim, Container, TaskError
 from app.platform.database.engine import said
@@ -64,6 +67,12 @@ from app.platform.database.projects import is_there
 from app.platform.database.states import TaskState
 from app.platform.database.task_runs import TaskRun
 from app.platform.database.unit_of_work import UnitOfWork
+
+_WAITING: Final[Mapping[str, Any]] = {
+    "state": TaskState.QUEUED,
+    "claim_token": None,
+    "lease_until": None,
+}
 
 
 def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
@@ -78,6 +87,7 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
                 # During a rolling deployment, tasks of a newer version wait for workers of that
                 # version.
                 TaskRun.kind.in_(container.kinds),
+                TaskRun.needs <= READS,
                 is_there(TaskRun.project_id),
             )
             .values(
@@ -85,6 +95,8 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
                 attempt=TaskRun.attempt + 1,
                 claim_token=token,
                 lease_until=_lease_end(container, tx),
+                # This worker may store data of its own generation, also if it does not finish.
+                needs=func.greatest(TaskRun.needs, WRITES),
             )
             .returning(
                 *(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt, TaskRun.project_id),
@@ -132,6 +144,38 @@ def interrupt(container: Container, held: Claim) -> bool:
     """
     with container.everywhere().uow() as tx:
         return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
+
+
+def leave(container: Container, held: Claim, generation: int) -> bool:
+    """Queue a task again for a worker that reads a generation; return False if the claim is lost.
+
+    The attempt does not count.
+    """
+    with container.everywhere().uow() as tx:
+        needs = func.greatest(TaskRun.needs, generation)
+        return _unharmed(container, tx, _held(held).values(published_at=tx.now, needs=needs), held)
+
+
+def take_from_older(container: Container, tx: UnitOfWork, kind: str, subject_id: uuid.UUID) -> None:
+    """Take a subject's open task from workers that do not read what this transaction stores.
+
+    A worker of an earlier version that has claimed the task loses its claim. Call this function
+    before the transaction changes the subject, as task runs are locked first.
+    """
+    running = case((TaskRun.state == TaskState.RUNNING, 1), else_=0)
+    moved = tx.session.execute(
+        update(TaskRun)
+        .where(
+            TaskRun.kind == kind,
+            TaskRun.subject_id == subject_id,
+            TaskRun.state.in_(TaskState.OPEN),
+            TaskRun.needs < WRITES,
+        )
+        .values(needs=WRITES, attempt=TaskRun.attempt - running, **_WAITING)
+        .returning(TaskRun.id)
+    ).scalar()
+    if moved is not None:
+        container.kinds[kind].follow(tx, subject_id, TaskState.QUEUED, None)
 
 
 def retry(container: Container, held: Claim) -> bool:
@@ -195,8 +239,7 @@ def _unharmed(container: Container, tx: UnitOfWork, where: Update, held: Claim) 
 
 
 def _queue(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
-    waiting = {"state": TaskState.QUEUED, "claim_token": None, "lease_until": None}
-    moved = _moved(tx, where.values(**waiting))
+    moved = _moved(tx, where.values(**_WAITING))
     if moved:
         _follow(container, tx, held, TaskState.QUEUED, None)
     return moved
@@ -410,6 +453,7 @@ def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
                 .where(
                     TaskRun.state == TaskState.QUEUED,
                     TaskRun.kind.in_(kinds),
+                    TaskRun.needs <= READS,
                     is_there(TaskRun.project_id),
                 )
                 .order_by(TaskRun.created_at)

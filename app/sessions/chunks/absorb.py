@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 from sqlalchemy import and_, delete, or_, select, update
 
+from app.analysis.generation import READS
 from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.storage import pack
 from app.errors import PacelineError
@@ -146,6 +147,7 @@ def _claim(container: Container, session_id: uuid.UUID | None) -> _Batch | None:
         free = and_(
             InboxItem.kind == InboxKind.CHUNK,
             InboxItem.code.is_(None),
+            InboxItem.needs <= READS,
             or_(InboxItem.lease_until.is_(None), InboxItem.lease_until < tx.now),
         )
         if session_id is None:
@@ -298,7 +300,7 @@ def _store(
             # The session was deleted meanwhile.
             return
         producers = {chunk.producer for _, chunk in chunks}
-        writer = chunk_writer(tx, batch.session_id, producers)
+        writer = chunk_writer(container, tx, batch.session_id, producers)
         leased = set(
             tx.session.execute(
                 delete(InboxItem)

@@ -17,6 +17,7 @@ from typing import Final, cast
 from psycopg.types.json import Jsonb
 from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, func, select
 
+from app.analysis.generation import WRITES
 from app.analysis.trace.metadata import Unmapped, metadata_document
 from app.errors import Fault, PacelineError, TryLaterError
 from app.jobs.models import Job
@@ -140,8 +141,8 @@ LOOK_EVERY_S: Final = 1.0
 # take twice the space.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, session_id, producer, number, sha256, final, body_bytes,
-                   content_type, format_name, meta, body)
-SELECT %(project)s, %(kind)s, %(session)s, given.*
+                   content_type, format_name, meta, body, needs)
+SELECT %(project)s, %(kind)s, %(session)s, given.*, %(needs)s
 FROM unnest(%(producer)s::text[], %(number)s::int[], %(sha256)b::bytea[], %(final)s::bool[],
             %(body_bytes)s::bigint[], %(content_type)s::text[], %(format_name)s::text[],
             %(meta)s::jsonb[], %(body)b::bytea[]) AS given
@@ -149,6 +150,7 @@ ON CONFLICT (session_id, kind, producer, number) DO UPDATE SET
     sha256 = excluded.sha256, received_at = excluded.received_at, final = excluded.final,
     body_bytes = excluded.body_bytes, content_type = excluded.content_type,
     format_name = excluded.format_name, meta = excluded.meta, body = excluded.body,
+    needs = excluded.needs,
     code = NULL, reason = NULL, faults = NULL, tries = 0
 WHERE inbox.code IS NOT NULL AND inbox.sha256 <> excluded.sha256
 RETURNING producer, number
@@ -218,6 +220,7 @@ def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]
             for chunk in chunks
         ],
         "body": [chunk.body.content() for chunk in chunks],
+        "needs": WRITES,
     }
     made = connection_of(tx).execute(_APPEND, given, prepare=True).fetchall()
     # Read after the insert, whose foreign key waits for a concurrent transaction that seals the

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute
 
+from app.analysis.generation import WRITES
 from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.metadata import join_documents, metadata_document
@@ -30,6 +31,7 @@ from app.platform.container import Container
 from app.platform.database.states import SealedBy, SessionState
 from app.platform.database.task_runs import ANALYZE_SESSION
 from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.tasks.runs import take_from_older
 from app.platform.telemetry import current
 from app.quotas.usage import count
 from app.sessions.chunks.inbox import ChunkPath, RefusedChunk, refused_chunks
@@ -177,16 +179,22 @@ class ChunkWriter:
         )
 
 
-def chunk_writer(tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]) -> ChunkWriter:
-    """Return the chunk writer of a session whose intake is locked."""
+def chunk_writer(
+    container: Container, tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]
+) -> ChunkWriter:
+    """Return the chunk writer of a session whose intake is locked.
+
+    Workers of earlier versions that cannot read the chunks lose the session's analysis.
+    """
+    take_from_older(container, tx, ANALYZE_SESSION, session_id)
     before = tx.session.execute(
         select(Chunk.producer)
         .where(Chunk.session_id == session_id, Chunk.producer.in_(list(producers)))
         .distinct()
     ).scalars()
-    return ChunkWriter(
-        tx.session.get_one(Session, session_id), tx.session.get_one(Intake, session_id), set(before)
-    )
+    session = tx.session.get_one(Session, session_id)
+    session.needs = max(session.needs, WRITES)
+    return ChunkWriter(session, tx.session.get_one(Intake, session_id), set(before))
 
 
 def lock_intake(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import CursorResult, func, select, update
 
+from app.analysis.generation import WRITES
 from app.analysis.report.coverage import (
     ChunkProducer,
     Chunks,
@@ -159,6 +160,7 @@ def _store(
                 trace_blob=write_blob(tx, staged),
                 operations=len(trace),
                 steps=trace.step_count(),
+                needs=func.greatest(Session.needs, WRITES),
             )
         ),
     )

@@ -310,7 +310,7 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     twin = _find(tx, path, body)
     if isinstance(twin, ChunkReceipt):
         raise _AlreadyStoredError(twin)
-    writer = chunk_writer(tx, session_id, [chunk.producer])
+    writer = chunk_writer(container, tx, session_id, [chunk.producer])
     first = writer.intake.chunks == 0
     if to_inbox and not first:
         raise _NotAppendedError

@@ -35,6 +35,7 @@ from app.errors import Fault
 from app.platform.database.columns import (
     Base,
     JsonDocument,
+    Needs,
     OfProject,
     StateColumn,
     belongs_to,
@@ -109,6 +110,8 @@ class Session(OfProject, Base):
     steps: Mapped[int]
     # Blob of the trace; null until the session's chunks are merged.
     trace_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    # Generation of the formats of the trace and of the chunks.
+    needs: Mapped[Needs]
     # Whether a user exempted the session from the project's retention.
     pinned: Mapped[bool] = mapped_column(server_default=text("false"))
     # Times at which retention deleted the trace and the report.
@@ -309,3 +312,5 @@ class InboxItem(OfProject, Base):
     code: Mapped[str | None]
     reason: Mapped[str | None]
     faults: Mapped[tuple[Fault, ...] | None] = mapped_column(FAULTS)
+    # Generation of the formats of the body and of the metadata.
+    needs: Mapped[Needs]

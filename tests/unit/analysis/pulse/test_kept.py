@@ -45,7 +45,7 @@ def test_columns_of_any_values_come_back() -> None:
 
 
 def test_a_later_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "VERSION", 2)
+    monkeypatch.setattr(packed, "WRITES", 2)
     body = packed.pack({})
     monkeypatch.undo()
     with pytest.raises(UnknownDocumentError):

@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from app.analysis.generation import READS
 from app.analysis.trace import encode
 from app.analysis.trace import storage as packed
 from app.analysis.trace.model import KNOWN_OP_TYPES, Trace
-from app.errors import InvalidTraceError
+from app.errors import InvalidTraceError, NewerFormatError
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import META
 
@@ -85,6 +86,16 @@ def test_bytes_that_were_not_packed_are_refused(damage: str) -> None:
     with pytest.raises(InvalidTraceError) as caught:
         packed.unpack(bad, META)
     assert caught.value.stable_code == "trace.unreadable_blob"
+
+
+def test_a_trace_of_a_later_version_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(packed, "WRITES", READS + 1)
+        patch.setattr(packed, "_COLUMNS", packed._COLUMNS[:3])
+        blob = b"".join(packed.pack(TRACE))
+    with pytest.raises(NewerFormatError) as caught:
+        packed.unpack(blob, META)
+    assert caught.value.generation == READS + 1
 
 
 def test_encoded_bodies_decode_to_the_same_trace() -> None:

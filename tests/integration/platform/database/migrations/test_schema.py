@@ -40,9 +40,18 @@ def test_up_down_up(engine: Engine) -> None:
 def test_a_schema_of_another_version_is_left_alone(engine: Engine) -> None:
     migrate.upgrade(engine.url)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
-    with pytest.raises(StartupError, match="revision 0999, which this version"):
+        connection.execute(text("UPDATE alembic_version SET version_num = 'b1e7bf44'"))
+    with pytest.raises(StartupError, match="revision b1e7bf44, which no version"):
         migrate.upgrade(engine.url)
+
+
+def test_the_schema_of_a_later_version_stays_after_a_rollback(engine: Engine) -> None:
+    migrate.upgrade(engine.url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+    before = _tables(engine)
+    migrate.upgrade(engine.url)
+    assert (migrate.current_revision(engine), _tables(engine)) == ("0999", before)
 
 
 def test_models_need_no_further_revision(engine: Engine) -> None:
