@@ -20,7 +20,7 @@ from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
-from tests.support.hostile import KINDS, HostileServer, hostile_server
+from tests.support.hostile_server import KINDS, HostileServer, hostile_server
 
 MOST_GROWN: Final = 20 << 20
 ENDS_WITHIN_S: Final = 90.0

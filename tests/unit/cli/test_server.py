@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.cli.server import Body, Server, ServerError
-from tests.support.hostile import HostileServer, hostile_server
+from tests.support.hostile_server import HostileServer, hostile_server
 
 # Answers that are complete at once: a command waits for a slow server, and a user can end it.
 REFUSED = (

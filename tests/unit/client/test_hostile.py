@@ -45,7 +45,7 @@ from paceline_client.sending import Relay
 from paceline_client.spool import Address, Spool
 from paceline_client.tensor.plan import MOST_STEP
 from paceline_client.tensor.service import Acknowledgement, Peer, Service
-from tests.support.hostile import KINDS, HostileServer, endless, hostile_server
+from tests.support.hostile_server import KINDS, HostileServer, endless, hostile_server
 
 TIMEOUT_S: Final = 0.1
 RETURNS_WITHIN_S: Final = 120.0
