@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, NoReturn, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -29,6 +30,11 @@ TRIES: Final = 6
 LONGEST_RETRY_S: Final = 60.0
 BUSY_STATUSES: Final = (429, 503)
 
+# Limits of an answer, which is from another machine: bytes, and seconds from its head to its end.
+# The report of the largest job has 20 MB.
+MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
+ANSWER_S: Final = 600.0
+
 POLL_S: Final = 0.25
 # Time for which a restarting server may be unavailable while the command waits for a report.
 POLL_FAILURES: Final = 120
@@ -38,6 +44,12 @@ class ServerError(PacelineError):
     """The server refused a request or cannot be reached, or there is no report."""
 
     code = "server.failed"
+
+
+class NotPacelineError(ServerError):
+    """The answer is not one of a Paceline server."""
+
+    code = "server.not_paceline"
 
 
 class UnreachableServerError(ServerError):
@@ -103,7 +115,8 @@ class Server:
         self._url = url
         self._client = httpx.Client(
             base_url=url,
-            headers=credentials(),
+            # Compressed content would have no known size.
+            headers=credentials() | {"Accept-Encoding": "identity"},
             timeout=TIMEOUT,
             # A proxy in the environment cannot reach a loopback address.
             trust_env=not is_loopback(url),
@@ -141,8 +154,7 @@ class Server:
                 part.open("wb") as file,
             ):
                 if not answer.is_success:
-                    answer.read()
-                    _document(answer)
+                    _document(_read(answer))
                 for piece in answer.iter_bytes():
                     file.write(piece)
             part.replace(target)
@@ -246,7 +258,8 @@ class Server:
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of httpx
         try:
-            return self._client.request(method, path, **options)
+            with self._client.stream(method, path, **options) as answer:
+                return _read(answer)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise UnreachableServerError(
@@ -258,22 +271,56 @@ def _answered(answer: httpx.Response) -> dict[str, Any]:
     return {} if answer.status_code == httpx.codes.NO_CONTENT else _document(answer)
 
 
+def _read(answer: httpx.Response) -> httpx.Response:
+    """Return an answer with its content, read within the limits of an answer."""
+    until_s = time.monotonic() + ANSWER_S
+    content = bytearray()
+    for piece in answer.iter_raw():
+        content += piece
+        if len(content) > MOST_ANSWER_BYTES or time.monotonic() > until_s:
+            limits = f"{MOST_ANSWER_BYTES} bytes or {ANSWER_S:.0f} s"
+            raise NotPacelineError(f"The answer of {answer.url} has over {limits}")
+    headers = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in {"content-encoding", "transfer-encoding"}
+    }
+    return httpx.Response(
+        answer.status_code, headers=headers, content=bytes(content), request=answer.request
+    )
+
+
+class _Fields(dict[str, Any]):
+    """A JSON object of an answer; an absent field is an error of the server."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise NotPacelineError(f"The answer has no field {name!r}; is that a Paceline server?")
+
+
+def _fields_of(answer: httpx.Response) -> _Fields:
+    try:
+        document = json.loads(answer.content, object_pairs_hook=_Fields)
+    except (ValueError, RecursionError) as error:
+        raise NotPacelineError(f"The answer of {answer.url} is not JSON: {error}") from error
+    if not isinstance(document, _Fields):
+        raise NotPacelineError(f"The answer of {answer.url} is not an object")
+    return document
+
+
 def _document(answer: httpx.Response) -> dict[str, Any]:
     kind = answer.headers.get("content-type", "")
     if answer.is_success and kind.startswith("application/json"):
-        document: dict[str, Any] = answer.json()
-        return document
+        return _fields_of(answer)
     if kind.startswith("application/problem+json"):
-        problem = answer.json()
+        problem = _fields_of(answer)
         raise ServerError(
             f"The server refused the request: {problem['detail']}",
             code=problem["code"],
             faults=_faults(problem["faults"]),
         )
-    raise ServerError(
+    raise NotPacelineError(
         f"{answer.url} answers {answer.status_code} {answer.reason_phrase}; "
-        "is that a Paceline server?",
-        code="server.not_paceline",
+        "is that a Paceline server?"
     )
 
 

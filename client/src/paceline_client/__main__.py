@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paceline_client.delivery import DeliveryError
+from paceline_client.exchange import DeliveryError
 from paceline_client.probe import ProbeError, lines_of, probe
 from paceline_client.sending import send_waiting
 from paceline_client.spool import Spool, default_directory
@@ -27,15 +27,16 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "send":
         recorded_for = options.recorded_for or options.server
-        sent = send_waiting(Spool(options.spool), options.server, instead_of=recorded_for)
-        sys.stdout.write(f"{sent.sent} sent, {sent.left} left in {options.spool}\n")
+        spool = Spool(options.spool)
+        sent = send_waiting(spool, options.server, instead_of=recorded_for)
+        sys.stdout.write(f"{sent.sent} sent, {sent.left} left in {spool.directory}\n")
         return int(sent.left > 0)
     try:
         measured = probe(seconds=options.seconds, busy=options.busy)
         sys.stdout.writelines(f"{line}\n" for line in lines_of(measured))
         if options.server:
-            answer = measured.send(options.server)
-            sys.stdout.write(f"{answer['sentence']}\n{answer['url']}\n")
+            sentence, url = measured.send(options.server)
+            sys.stdout.write(f"{sentence}\n{url}\n")
     except (ProbeError, DeliveryError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -301,6 +301,11 @@ class SessionBody:
                 self.bytes_held += member.add(lines)
         return left_out
 
+    @property
+    def steps(self) -> set[int]:
+        """The steps with operations in the body."""
+        return {member.step for member in (*self._open.values(), *self._closed)}
+
     def operations_of(self, steps: Iterable[int]) -> int:
         """Return the number of operations in these steps."""
         chosen = set(steps)

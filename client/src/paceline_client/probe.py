@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from paceline_client.delivery import RetryPolicy, not_paceline, send_document
+from paceline_client.delivery import RetryPolicy, send_document
 from paceline_client.environment import Machine, machine_of
 from paceline_client.gpu import gpu_of
 
@@ -45,6 +45,8 @@ _MOVED_BYTES: Final = 256 << 20
 _REDUCED_BYTES: Final = {"cuda": 256 << 20, "cpu": 16 << 20}
 # A probe uses at most the free memory divided by this number.
 _PARTS_OF_FREE: Final = 8
+# Maximum length in characters of the server's sentence and of an address.
+_LONGEST_SENTENCE: Final = 2048
 _TERA: Final = 1e12
 _GIGA: Final = 1e9
 
@@ -237,16 +239,14 @@ class Measured:
         ]
         return document
 
-    def send(self, server: str, policy: RetryPolicy | None = None) -> dict[str, Any]:
-        """Send the probe, and return the server's assessment of the machine.
+    def send(self, server: str, policy: RetryPolicy | None = None) -> tuple[str, str]:
+        """Send the probe, and return the server's verdict on the machine and its page's address.
 
         Raises `paceline_client.delivery.DeliveryError` if the server refuses it or is unavailable,
         and `ValueError` if `server` is not an http or https address.
         """
         answer = send_document(server, self.path, self.document(), policy or RetryPolicy(60.0))
-        if "sentence" not in answer or "url" not in answer:
-            raise not_paceline(server)
-        return answer
+        return answer.text("sentence", _LONGEST_SENTENCE), answer.text("url", _LONGEST_SENTENCE)
 
 
 def probe(

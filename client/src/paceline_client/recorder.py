@@ -16,13 +16,13 @@ from typing import Any, Final, SupportsIndex
 from paceline_client.delivery import (
     RANDOM,
     Delivery,
-    DeliveryError,
     RetryPolicy,
     Share,
     check_share,
     deliver,
     session_url,
 )
+from paceline_client.exchange import DeliveryError
 from paceline_client.operations import OPERATION_BYTES, Backlog, OperationBuffer, SessionBody
 from paceline_client.sending import Outbox
 from paceline_client.spool import Spool
@@ -125,7 +125,7 @@ class Recorder:
         self._retry = replace(retry or RetryPolicy(), ending=threading.Event())
         self._buffer = OperationBuffer(buffer_operations)
         self._backlog = Backlog(self._buffer, spool, int(buffer_operations * _SPILL_AT))
-        self._without: set[int] = set()
+        self._without: list[range | frozenset[int]] = []
         self._outbox: Outbox | None = None
         self._chunk_every_s = math.inf if chunk_every_s is None else chunk_every_s
         # A random first interval, so that ranks that begin together do not all send at once.
@@ -190,7 +190,8 @@ class Recorder:
 
     def leave_out(self, steps: Iterable[int]) -> None:
         """Leave out the newest steps, which are incomplete; call it before `finish`."""
-        self._without.update(steps)
+        # A range is not copied: it may have many more steps than the session has operations.
+        self._without.append(steps if isinstance(steps, range) else frozenset(steps))
 
     def finish(self) -> None:
         """End the session and send it; returns at once."""
@@ -281,7 +282,8 @@ class Recorder:
             name = self._share.producer if self._share else _WHOLE
             self._meta[_DROPPED_KEY] = {name: sorted(dropped)}
         self._buffer.drop(body.operations_of(dropped))
-        whole, operations = body.close(self._meta, dropped | self._without)
+        without = {step for step in body.steps if any(step in part for part in self._without)}
+        whole, operations = body.close(self._meta, dropped | without)
         self._recorded = self._sent + operations
         if dropped:
             _log.warning("no room for %d steps: %s", len(dropped), sorted(dropped)[:20])

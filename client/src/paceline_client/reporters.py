@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode
 
-from paceline_client.delivery import get_document, job_url, not_paceline
+from paceline_client.delivery import job_url
+from paceline_client.exchange import Document, exchange
 
 __all__ = ["JobStatus", "Reporting", "report"]
 
@@ -27,6 +28,11 @@ _INCIDENTS: Final = 100
 # States of open incidents, from the most urgent to the least urgent.
 _OPEN_STATES: Final = ("firing", "acknowledged", "silenced", "pending")
 _LONGEST_SENTENCE: Final = 500
+# Ranges of the fields of answers.
+_MOST_SESSION: Final = 1 << 53
+_MOST_SLOWDOWN: Final = 1e9
+_MOST_GPU_HOURS: Final = 1e15
+_LONGEST_STATE: Final = 40
 
 
 @dataclass(frozen=True)
@@ -287,25 +293,26 @@ def job_status(server: str, job: str) -> JobStatus | None:
     """
     root = job_url(server, job).partition("/api/v1/")[0]
 
-    def items(name: str, limit: int) -> list[dict[str, Any]]:
-        url = f"{root}/api/v1/{name}"
+    def items(name: str, limit: int) -> list[Document]:
         query = urlencode({"job": job, "limit": limit})
-        rows = get_document(f"{url}?{query}", _TIMEOUT_S).get(name)
-        if not isinstance(rows, list):
-            raise not_paceline(url)
-        return [row for row in rows if isinstance(row, dict)]
+        answer = exchange("GET", f"{root}/api/v1/{name}?{query}", None, None, _TIMEOUT_S)
+        return answer.documents(name, most=limit)
 
-    latest = next((row for row in items("sessions", _SESSIONS) if row.get("headline")), None)
+    latest = next((row for row in items("sessions", _SESSIONS) if row.has("headline")), None)
     if latest is None:
         return None
-    headline = latest["headline"]
-    states = [incident.get("state") for incident in items("incidents", _INCIDENTS)]
+    headline = latest.document("headline")
+
+    def number(name: str, most: float) -> float | None:
+        return headline.number(name, -most, most) if headline.has(name) else None
+
+    states = [row.text("state", _LONGEST_STATE) for row in items("incidents", _INCIDENTS)]
     return JobStatus(
-        session=int(latest["session"]),
-        slowdown=headline.get("slowdown"),
-        gpu_hours_lost=headline.get("gpu_hours_lost"),
-        gpu_hours_lost_per_hour=headline.get("gpu_hours_lost_per_hour"),
+        session=latest.integer("session", 0, _MOST_SESSION),
+        slowdown=number("slowdown", _MOST_SLOWDOWN),
+        gpu_hours_lost=number("gpu_hours_lost", _MOST_GPU_HOURS),
+        gpu_hours_lost_per_hour=number("gpu_hours_lost_per_hour", _MOST_GPU_HOURS),
         firing=states.count("firing"),
         incident=next((state for state in _OPEN_STATES if state in states), "none"),
-        sentence=str(headline.get("sentence", ""))[:_LONGEST_SENTENCE],
+        sentence=headline.text("sentence", _LONGEST_SENTENCE) if headline.has("sentence") else "",
     )

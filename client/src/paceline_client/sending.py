@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -15,8 +16,6 @@ from typing import Final
 from paceline_client.delivery import (
     Chunk,
     Delivery,
-    DeliveryError,
-    Fate,
     RetryPolicy,
     Share,
     attempt_number,
@@ -26,6 +25,7 @@ from paceline_client.delivery import (
     deliver_batch,
 )
 from paceline_client.environment import Run
+from paceline_client.exchange import DeliveryError, Fate
 from paceline_client.spool import Address, Spool
 
 _log = logging.getLogger("paceline_client")
@@ -104,25 +104,29 @@ def send_chunk(  # noqa: PLR0913, PLR0917 - an address, a body and how long to t
     return deliver(chunk_url(server, job, share, attempt, chunk), body, policy, "PUT")
 
 
-def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> Sent:
+def send_waiting(
+    spool: Spool, server: str, *, instead_of: str | None = None, until_s: float = math.inf
+) -> Sent:
     """Send the spooled bodies for a server, until an error occurs that allows sending later.
 
     Bodies of one session are sent in one request. Bodies for other servers stay, so that no other
     server receives the token. `instead_of` is the address in the spool's files, if the job knew
-    this server by another name.
+    this server by another name. Returns by `until_s` of `time.monotonic`; the remaining bodies are
+    then not counted.
     """
+    policy = replace(_ONCE, until_s=until_s)
     # For each sent and each remaining body, whether it is the last chunk of a share.
     sent: list[bool] = []
     left: list[bool] = []
     failed = False
     waiting = spool.waiting()
-    while waiting:
+    while waiting and time.monotonic() < until_s:
         with ExitStack() as locks:
             claimed = _claim(spool, waiting, instead_of or server, locks)
             if failed or not claimed:
                 left += [file.address.final for file in claimed]
                 continue
-            for file, error in zip(claimed, _send_batch(server, claimed), strict=True):
+            for file, error in zip(claimed, _send_batch(server, claimed, policy), strict=True):
                 address = file.address
                 if isinstance(error, DeliveryError) and error.fate is not Fate.NEVER:
                     failed = True
@@ -155,7 +159,7 @@ def _claim(spool: Spool, waiting: list[Path], server: str, locks: ExitStack) -> 
 
 
 def _send_batch(
-    server: str, claimed: Sequence[_Claimed]
+    server: str, claimed: Sequence[_Claimed], policy: RetryPolicy
 ) -> list[DeliveryError | ValueError | None]:
     """Send bodies of one session; return the error of each body that was not accepted.
 
@@ -164,10 +168,10 @@ def _send_batch(
     first = claimed[0].address
     if len(claimed) > 1:
         try:
-            attempt = ATTEMPTS.number(server, first.job, _share_of(first).attempt, _ONCE)
+            attempt = ATTEMPTS.number(server, first.job, _share_of(first).attempt, policy)
             url = batch_url(server, first.job, attempt, first.session)
             chunks = [(file.address.producer, file.chunk(), file.body) for file in claimed]
-            return [*deliver_batch(url, chunks, _ONCE)]
+            return [*deliver_batch(url, chunks, policy)]
         except DeliveryError as error:
             if error.fate is Fate.AGAIN:
                 return [error for _ in claimed]
@@ -178,7 +182,7 @@ def _send_batch(
     for file in claimed:
         share = _share_of(file.address)
         try:
-            send_chunk(server, file.address.job, share, file.chunk(), file.body, _ONCE)
+            send_chunk(server, file.address.job, share, file.chunk(), file.body, policy)
             errors.append(None)
         except ValueError as error:
             errors.append(error)
@@ -382,7 +386,7 @@ class Relay:
         Returns by `give_up_at_s` of `time.monotonic`.
         """
         while time.monotonic() < give_up_at_s:
-            left = self._send()
+            left = self._send(give_up_at_s)
             if self._sent + left >= self._others * sessions:
                 # The remaining shares of other ranks are in the spool, but the server is
                 # unavailable.
@@ -398,13 +402,18 @@ class Relay:
             time.sleep(_RELAY_EVERY_S)
             self._send()
 
-    def _send(self) -> int:
-        """Send the spooled bodies; return the number of last chunks that remain."""
-        with self._lock:
-            try:
-                done = send_waiting(self._spool, self._url)
-            except Exception:  # noqa: BLE001 - a thread in the user's process
-                _log.exception("sending the spool failed")
-                return 0
+    def _send(self, until_s: float = math.inf) -> int:
+        """Send the spooled bodies until a time; return the number of last chunks that remain."""
+        # The relay's thread may hold the lock during a request that lasts longer.
+        wait_s = min(until_s - time.monotonic(), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=max(0.0, wait_s)):
+            return 0
+        try:
+            done = send_waiting(self._spool, self._url, until_s=until_s)
             self._sent += done.sent_shares
-            return done.left_shares
+        except Exception:  # noqa: BLE001 - a thread in the user's process
+            _log.exception("sending the spool failed")
+            return 0
+        finally:
+            self._lock.release()
+        return done.left_shares

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline_client.delivery import DeliveryError
+from paceline_client.exchange import DeliveryError
 from paceline_client.reporters import REPORTERS, JobStatus, Reporting, job_status, report
 from tests.integration.client.conftest import NOWHERE
 from tests.support.alerting import Alerting

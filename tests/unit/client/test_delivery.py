@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline_client.delivery import (
-    DeliveryError,
-    Fate,
-    RetryPolicy,
-    attempt_number,
-    deliver,
-    session_url,
-)
+from paceline_client.delivery import RetryPolicy, attempt_number, deliver, session_url
 from paceline_client.environment import Run
+from paceline_client.exchange import DeliveryError, Fate
 
 from .conftest import Answer
 

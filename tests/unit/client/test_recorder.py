@@ -209,6 +209,18 @@ def test_steps_that_are_not_complete_are_left_out_and_not_counted(receiver: Rece
     assert [row["step"] for row in lines(receiver.requests[0].body)[1:]] == [1]
 
 
+def test_steps_that_are_left_out_take_no_memory_however_many(receiver: Receiver) -> None:
+    # The end of a window may be as far away as was requested.
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+    recorder.op(0, "optimizer", 10**18, 5, step=1, dp=0, pp=0)
+    recorder.leave_out(range(2, 10**18))
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.recorded == 1
+
+
 def test_a_body_over_its_limit_leaves_out_the_steps_that_follow() -> None:
     # Random, so that zlib returns compressed bytes between two batches.
     random = np.random.default_rng(1)

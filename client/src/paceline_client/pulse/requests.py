@@ -6,10 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from paceline_client.exchange import Document
+
 _SHARE: Final = 0.02
 _EVERY_S: Final = 3600.0
 # Value of `by` in a request that a user made; other requests were made by an automatic detection.
 _PERSON: Final = "person"
+# Ranges of the fields of answers: the server requests at most 1,000 steps for a person, and 50 by
+# default for a detection.
+_MOST_STEPS: Final = 10_000
+_LONGEST_INTERVAL_S: Final = 3600.0
+_LONGEST_REASON: Final = 500
 
 
 @dataclass(frozen=True)
@@ -62,15 +69,28 @@ class RecordRequest(NamedTuple):
     reason: str
     by_person: bool  # otherwise by an automatic detection
 
+
+class PulseAnswer(NamedTuple):
+    """The instructions in the server's answer to a pulse."""
+
+    pulse_s: float  # time until the next body
+    record: RecordRequest | None
+    files: bool  # whether diagnostics of ranks without progress are requested
+
     @classmethod
-    def read(cls, record: object) -> RecordRequest | None:
-        """Return the request in an answer's field `record`; None if there is none."""
-        if not isinstance(record, dict):
-            return None
-        steps = record.get("steps")
-        if not isinstance(steps, int) or steps < 1:
-            return None
-        return cls(steps, str(record.get("reason", "")), record.get("by") == _PERSON)
+    def read(cls, answer: Document) -> PulseAnswer:
+        """Return the instructions; raises `DeliveryError` for an answer that has none."""
+        request = None
+        if answer.has("record"):
+            record = answer.document("record")
+            request = RecordRequest(
+                record.integer("steps", 1, _MOST_STEPS),
+                record.text("reason", _LONGEST_REASON) if record.has("reason") else "",
+                record.has("by") and record.text("by", len(_PERSON) + 1) == _PERSON,
+            )
+        # Older servers request no diagnostics.
+        files = answer.has("files") and answer.flag("files")
+        return cls(answer.number("pulse_s", 0.0, _LONGEST_INTERVAL_S), request, files)
 
 
 @dataclass

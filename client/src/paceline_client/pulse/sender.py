@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline_client.delivery import DeliveryError, Fate, RetryPolicy, job_url, send_pulse
+from paceline_client.delivery import RetryPolicy, job_url
 from paceline_client.environment import Run
+from paceline_client.exchange import DeliveryError, Fate, exchange
 from paceline_client.pulse.host import HangDiagnostics, HostSocket, Report, is_same_user, read_all
-from paceline_client.pulse.requests import RecordRequest, ServerAnswer
+from paceline_client.pulse.requests import PulseAnswer, RecordRequest, ServerAnswer
 from paceline_client.pulse.rows import (
     Beat,
     Counts,
@@ -290,7 +291,7 @@ class Pulse:
                     connection.settimeout(_HOST_TIMEOUT_S / 2)
                     if is_same_user(connection):
                         connection.sendall(self._take_message(read_all(connection)))
-                except (OSError, ValueError, KeyError, TypeError) as error:
+                except Exception as error:  # noqa: BLE001 - the next ranks are still received
                     _log.debug("the pulse of a rank was not received: %s", error)
 
     def _take_message(self, text: bytes) -> bytes:
@@ -331,11 +332,12 @@ class Pulse:
                 part = rows[sent : sent + _ROWS_OF_BODY]
                 data = HostData(world=to.world) if sent else HostData(files, readings, to.world)
                 body = body_of(to.host, part, () if sent else beats, data)
-                answer = send_pulse(url, body, policy.timeout_s)
+                answer = exchange("POST", url, body, "application/json", policy.timeout_s)
+                instructions = PulseAnswer.read(answer)
                 self.counts.sent += len(part)
                 self.counts.bytes += len(body)
                 sent += max(1, len(part))
-                self._take_answer(answer)
+                self._take_answer(instructions)
         except DeliveryError as error:
             self._not_sent(error, pending, sent, beats)
 
@@ -363,12 +365,9 @@ class Pulse:
             self._warned = True
             _log.warning(message, error)
 
-    def _take_answer(self, answer: dict[str, Any]) -> None:
+    def _take_answer(self, instructions: PulseAnswer) -> None:
         """Apply the server's answer, and store it for the other ranks of the host."""
-        pulse_s = answer.get("pulse_s")
-        pulse_s = float(pulse_s) if isinstance(pulse_s, int | float) else None
-        request = RecordRequest.read(answer.get("record"))
-        self._files_requested = bool(answer.get("files"))
+        pulse_s, request, self._files_requested = instructions
         with self._lock:
             self._answer.pulse_s = pulse_s
             self._answer.files = self._files_requested

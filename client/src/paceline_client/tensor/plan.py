@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
+
+# Largest value of an integer field, and length of a rank's key. Integers of a plan are exchanged
+# between ranks as float64, which represents these exactly.
+MOST_STEP: Final = 1 << 53
+_LONGEST_KEY: Final = 10
+_LONGEST_METHOD: Final = 40
 
 
 class Method(Enum):
@@ -203,7 +209,8 @@ def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
     try:
         method = Method(document.get("method"))
     except ValueError:
-        raise PlanError("method", f"{document.get('method')!r} is not known") from None
+        method_name = str(document.get("method"))[:_LONGEST_METHOD]
+        raise PlanError("method", f"{method_name!r} is not known") from None
     rows = document.get("ranks")
     if not isinstance(rows, list):
         raise PlanError("ranks", "must be a list")
@@ -243,7 +250,9 @@ def _share(row: object, at: str) -> RankShare:
     if not isinstance(row, dict):
         raise PlanError(at, "must be an object")
     to = row.get("to") or {}
-    if not isinstance(to, dict) or not all(str(rank).isdecimal() for rank in to):
+    if not isinstance(to, dict) or not all(
+        rank.isdecimal() and len(rank) <= _LONGEST_KEY for rank in to
+    ):
         raise PlanError(f"{at}.to", "must have ranks as keys")
     return RankShare(
         rank=integer_field(row, "rank", at),
@@ -255,7 +264,7 @@ def _share(row: object, at: str) -> RankShare:
 def integer_field(document: Mapping[str, Any], name: str, at: str = "") -> int:
     """Return an integer field of a document at the path `at`; raises `PlanError`."""
     value = document.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_STEP:
         raise PlanError(f"{at}.{name}" if at else name, "must be an integer")
     return value
 

@@ -6,25 +6,20 @@ and the others are dropped.
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import threading
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from typing import Final
+from urllib.parse import quote
 
-from paceline_client.tensor.plan import Offer, PlanError, integer_field, read_plan
-from paceline_client.version import VERSION
+from paceline_client.exchange import Document, exchange, server_address
+from paceline_client.tensor.plan import MOST_STEP, Offer, PlanError, read_plan
 
 _log = logging.getLogger("paceline_client")
 
-_MAX_ANSWER_BYTES: Final = 1 << 20
-_NO_CONTENT: Final = 204
 _LONGEST_REASON: Final = 200
 
 
@@ -48,11 +43,7 @@ class Peer:
     attempt: int  # number of the job's start; plans end with an attempt
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.server)
-        if parts.scheme not in {"http", "https"} or not parts.netloc:
-            raise ValueError(
-                f"the server's address must start with http:// or https://, not {self.server!r}"
-            )
+        server_address(self.server)
         if not self.job or not self.group or self.attempt < 0:
             raise ValueError("job and group need names, and the attempt must not be negative")
 
@@ -61,10 +52,6 @@ class Peer:
         """The address of the group's resource."""
         job, group = quote(self.job, safe=""), quote(self.group, safe="")
         return f"{self.server.rstrip('/')}/api/v1/jobs/{job}/tp/{group}"
-
-
-class _RefusedError(ValueError):
-    """The service refused a request, or gave an invalid answer."""
 
 
 class Service:
@@ -133,7 +120,7 @@ class Service:
                 if report is not None:
                     self._exchange(report)
                 wait_s = 0.0
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - a thread in the user's process
                 if self._closed.is_set():
                     return
                 # A warning for the first failure only, because the training is not affected.
@@ -146,13 +133,15 @@ class Service:
                 self._closed.wait(wait_s)
 
     def _exchange(self, report: bytes) -> None:
-        answer = self._request("POST", "/timings", report) or {}
-        version, expires = answer.get("plan_version"), answer.get("expires_step")
-        if not isinstance(version, int) or not isinstance(expires, int):
+        answer = self._request("POST", "/timings", report)
+        if not (answer.has("plan_version") and answer.has("expires_step")):
             return
+        version = answer.integer("plan_version", 0, MOST_STEP)
+        expires = answer.integer("expires_step", 0, MOST_STEP)
         if version > self._seen:
-            plan = answer.get("plan")
-            if not isinstance(plan, dict):
+            if answer.has("plan"):
+                plan = answer.document("plan")
+            else:
                 query = f"?attempt={self._peer.attempt}&after={self._seen}&wait_s=0"
                 plan = self._request("GET", f"/plan{query}", None)
             self._take(plan)
@@ -161,13 +150,13 @@ class Service:
                 later = max(expires, self._offer.expires_step)
                 self._offer = replace(self._offer, expires_step=later)
 
-    def _take(self, document: dict[str, Any] | None) -> None:
-        if document is None:
+    def _take(self, document: Document) -> None:
+        if not document.fields:
             return
-        version = integer_field(document, "version")
+        version = document.integer("version", 0, MOST_STEP)
         self._seen = max(self._seen, version)
         try:
-            offer = read_plan(document, self._peer.attempt, self._size)
+            offer = read_plan(document.fields, self._peer.attempt, self._size)
         except PlanError as error:
             _log.warning("plan %d cannot be applied: %s", version, error)
             self._send_acknowledgement(
@@ -189,33 +178,6 @@ class Service:
         path = f"/plan/{acknowledgement.version}/ack"
         self._request("POST", path, json.dumps(document).encode())
 
-    def _request(self, method: str, path: str, body: bytes | None) -> dict[str, Any] | None:
-        request = urllib.request.Request(  # noqa: S310 - Peer allows http and https only
-            self._peer.url + path,
-            data=body,
-            method=method,
-            headers={
-                "Content-Type": "application/json",
-                "User-Agent": f"paceline-client/{VERSION}",
-            },
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
-                if response.status == _NO_CONTENT:
-                    return None
-                document = json.loads(response.read(_MAX_ANSWER_BYTES))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _RefusedError(f"{error.code}: {_detail(error)}") from error
-        if not isinstance(document, dict):
-            raise _RefusedError(f"the answer to {path} is not one of Paceline")
-        return document
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the detail of a problem document, or the text of the status."""
-    try:
-        problem = json.loads(error.read(_MAX_ANSWER_BYTES))
-        return f"{problem['detail']} [{problem['code']}]"
-    except (OSError, ValueError, LookupError, TypeError):
-        return str(error.reason)
+    def _request(self, method: str, path: str, body: bytes | None) -> Document:
+        url = self._peer.url + path
+        return exchange(method, url, body, "application/json", self._timeout_s)

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from paceline_client.delivery import DeliveryError, finish_job
+from paceline_client.delivery import finish_job
+from paceline_client.exchange import DeliveryError
 from paceline_client.pulse.rows import Counts
 from paceline_client.recorder import Outcome
 from paceline_client.sending import Relay
@@ -24,8 +25,10 @@ from paceline_client.torch.tap import Span, Tap
 _log = logging.getLogger("paceline_client")
 
 _EXIT_WAIT_S: Final = 5.0
-# Time limit in seconds for a short request, even if the time for shares is over.
-_LEAST_WAIT_S: Final = 1.0
+# Part of the wait at the end that is kept for the report of the job's end, and its least duration
+# in seconds.
+_FINISH_SHARE: Final = 0.2
+_LEAST_FINISH_S: Final = 0.2
 # The monitors of this process that can record.
 _OPEN: Final[set[Monitor]] = set()
 
@@ -194,15 +197,16 @@ class Monitor:
     def close(self, wait_s: float = _EXIT_WAIT_S) -> None:
         """Send the current session's complete steps and remove the hooks; also called at exit.
 
-        Waits up to `wait_s` for shares that are being sent; the others stay in the spool. Rank 0
-        then reports the end of the job to the server, unless an exception ends it: the job's
-        silence is then an incident.
+        Waits up to `wait_s` for the server, whatever it answers: for shares that are being sent,
+        the others stay in the spool. Rank 0 then reports the end of the job to the server, unless
+        an exception ends it: the job's silence is then an incident.
         """
         self._close(wait_s)
 
     def _close(self, wait_s: float = _EXIT_WAIT_S, *, at_exit: bool = False) -> None:
         if os.getpid() != self._pid:
             return
+        give_up_at = time.monotonic() + wait_s
         _OPEN.discard(self)
         if self._agreement is not None:
             # The agreement is closed even if recording has ended early: its threads must end before
@@ -220,10 +224,10 @@ class Monitor:
             if at_exit:
                 for session in self._sessions:
                     session.recorder.stop_retrying()
-            give_up_at = time.monotonic() + wait_s
-            self._wait_for_threads(give_up_at)
+            shares_until = give_up_at - _FINISH_SHARE * wait_s * self._decides
+            self._wait_for_threads(shares_until)
             if self._relay is not None:
-                self._relay.finish(self._recorded, give_up_at)
+                self._relay.finish(self._recorded, shares_until)
             # A job ends with its last monitor in this process.
             senders = [other._sender for other in _OPEN if not other._broken]
             pages = {other.page for other in senders if other is not None}
@@ -244,7 +248,7 @@ class Monitor:
             self._pulse.wait(give_up_at)
 
     def _finish_job(self, sender: Sender, give_up_at: float) -> None:
-        timeout_s = max(_LEAST_WAIT_S, give_up_at - time.monotonic())
+        timeout_s = max(_LEAST_FINISH_S, give_up_at - time.monotonic())
         try:
             finish_job(sender.server, sender.job, min(timeout_s, sender.retry.timeout_s))
         except DeliveryError as error:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
-from paceline_client.delivery import DeliveryError, RetryPolicy, Share, attempt_number
+from paceline_client.delivery import RetryPolicy, Share, attempt_number
 from paceline_client.environment import Run
+from paceline_client.exchange import DeliveryError
 from paceline_client.recorder import Recorder
 from paceline_client.spool import Spool
 from paceline_client.torch.instrumentation.base import Level
