@@ -160,10 +160,10 @@ class Settings(BaseSettings):
     # A job counts as hung if no step has ended for this time or for five usual steps, whichever is
     # longer, plus one pulse interval.
     hang_after_s: Seconds = 25.0
-    # Recordings that notices of the pulse request: steps of a session, largest share of a job's
-    # steps after the first recording, and least interval. Recordings that people request are not
-    # counted.
-    pulse_record_steps: Count = 50
+    # Recordings that notices of the pulse request: steps of a session (clients record at most
+    # 10,000), largest share of a job's steps after the first recording, and least interval.
+    # Recordings that people request are not counted.
+    pulse_record_steps: int = Field(default=50, ge=1, le=10_000)
     pulse_record_share: float = Field(default=0.02, gt=0, le=1)
     pulse_record_interval_s: SecondsOrNone = 3600.0
     # A requested session that does not arrive is requested again after its steps plus this time.
