@@ -130,6 +130,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "quota.attempts": (429, "The project has enough attempts"),
     "quota.tensor_groups": (429, "The project has enough tensor-parallel groups"),
     "quota.probed_devices": (429, "The project has enough probes"),
+    "quota.notes_per_hour": (429, "The project has noted enough for this hour"),
     "blobs.unavailable": (503, "The object store does not answer"),
     "blobs.lost": (500, "The object store has lost bytes"),
     "storage.full": (507, "The disk is full"),
