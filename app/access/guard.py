@@ -81,6 +81,9 @@ class Guard:
             cookie=self._cookie.read(request),
             project=request.scope.get("state", {}).get("project")
             or request.headers.get(PROJECT_HEADER),
+            # Tokens for some jobs are held against this name, which all routes that receive data of
+            # a job have in their address.
+            job=scope.get("path_params", {}).get("job"),
             peer=peer_of(request.client.host) if request.client else "",
             route="" if redirected else f"{scope['method']} {scope['route'].path}",
         )

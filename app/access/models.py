@@ -42,6 +42,8 @@ class Token(Base):
     # the first characters of the token, by which people recognize it
     begins: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    # patterns of the jobs for which the token may send; null: all jobs of its project
+    jobs: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     owner: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     expires_at: Mapped[datetime | None]

@@ -145,6 +145,8 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "access.too_many_guesses": (429, "Too many wrong passwords"),
     "access.sign_in_failed": (401, "The sign-in did not end well"),
     "access.forbidden": (403, "The user may not do this"),
+    "access.job_forbidden": (403, "The token may not send for this job"),
+    "attempt.owned": (403, "Another token sends for this job"),
     "access.invalid": (422, "The request cannot be carried out"),
     "project.not_found": (404, "There is no such project"),
     "host.refused": (421, "This host name is not served"),
