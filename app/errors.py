@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,10 @@ class ForbiddenError(PacelineError):
     """The caller is authenticated but lacks the right for this request."""
 
     code = "access.forbidden"
+
+
+# The token may send for other jobs only.
+JOB_FORBIDDEN: Final = "access.job_forbidden"
 
 
 class SignInError(PacelineError):

@@ -18,6 +18,7 @@ from app.access.people import valid_token
 from app.access.projects import no_project, pages_at
 from app.access.tokens import create_token, digest, is_token, new_token, principal_of
 from app.errors import (
+    JOB_FORBIDDEN,
     ConflictError,
     ForbiddenError,
     NotFoundError,
@@ -28,7 +29,17 @@ from app.errors import (
 from app.platform.container import Container
 from app.platform.database.projects import DEFAULT_PROJECT, Project
 from app.platform.database.unit_of_work import Reads
-from app.platform.identity import LOCAL, ActorKind, Principal, Refusal, Right, Role, full_name
+from app.platform.identity import (
+    LOCAL,
+    MAX_JOB_NAME_CHARACTERS,
+    ActorKind,
+    Principal,
+    Refusal,
+    Right,
+    Role,
+    clipped,
+    full_name,
+)
 
 # Resolution of a token's time of last use: an exact time would cost a write for every chunk.
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
@@ -42,6 +53,7 @@ class Credentials:
     cookie: str | None = None  # cookie of a signed-in browser
     # Requested project; None: the project of the token, or the default project
     project: str | None = None
+    job: str | None = None  # job that the address names
     peer: str = ""  # address of the client
     # Requested route, such as ``POST /api/v1/plans``; empty for a page, where a refusal leads to
     # the sign-in and is not recorded.
@@ -65,7 +77,7 @@ def admit(container: Container, credentials: Credentials, need: Right) -> Contai
     NotFoundError
         ``project.not_found``: there is no such project, or the principal has no right in it.
     ForbiddenError
-        ``access.forbidden``.
+        ``access.forbidden``; ``access.job_forbidden``: the token is for other jobs.
     """
     local = admit_without_lookup(container, credentials)
     if local is not None:
@@ -77,6 +89,8 @@ def admit(container: Container, credentials: Credentials, need: Right) -> Contai
                 principal, used_token = _principal(tx, credentials)
             project_id, project = _project(tx, principal, credentials.project)
         _require_right(principal, need, project_id, project)
+        if need is Right.INGEST and credentials.job is not None:
+            _require_job(principal, credentials.job)
     except (UnauthenticatedError, ForbiddenError, NotFoundError) as error:
         refused(container, credentials, error, principal)
         raise
@@ -99,6 +113,16 @@ def _require_right(principal: Principal, need: Right, project_id: int, project: 
     if need not in rights:
         raise ForbiddenError(
             f"{principal.name} may not do this in the project {project}: it needs {need}."
+        )
+
+
+def _require_job(principal: Principal, job: str) -> None:
+    if not principal.may_send_for(job):
+        patterns = ", ".join(principal.jobs or ())
+        raise ForbiddenError(
+            f"The token {principal.name} may send for the jobs {patterns}, not for "
+            f"{clipped(job, MAX_JOB_NAME_CHARACTERS)}.",
+            code=JOB_FORBIDDEN,
         )
 
 

@@ -14,7 +14,14 @@ from app.access.guard import RequestContainer, api_router
 from app.access.moves import delete_project, move_job
 from app.access.people import PersonView, delete_person, list_people, set_disabled, set_role
 from app.access.projects import ProjectView, create_project, list_projects
-from app.access.tokens import TokenView, create_token, list_tokens, renew_token, revoke_token
+from app.access.tokens import (
+    MOST_PATTERNS,
+    TokenView,
+    create_token,
+    list_tokens,
+    renew_token,
+    revoke_token,
+)
 from app.incidents.api_bodies import IncidentBody, incident_values
 from app.incidents.everywhere import open_everywhere
 from app.platform.identity import Right, Role
@@ -30,6 +37,12 @@ class NewTokenBody(BaseModel):
     name: Name
     scopes: Annotated[list[Right], Field(min_length=1)]
     project: Name | None = Field(default=None, description="Null: all projects.")
+    jobs: list[str] = Field(
+        default_factory=list,
+        max_length=MOST_PATTERNS,
+        description="Jobs for which it may send, with `*` and `?`; empty: all jobs.",
+        examples=[["llama-70b", "research-*"]],
+    )
     expires_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
         default=90, description="Null: never."
     )
@@ -183,6 +196,7 @@ def _tokens(routes: APIRouter) -> None:
             name=body.name,
             rights=body.scopes,
             project=body.project,
+            jobs=body.jobs,
             expires=None if body.expires_days is None else timedelta(days=body.expires_days),
             owner=body.owner,
         )

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.platform.database.columns import Base
+from app.platform.database.columns import Base, OfProject, belongs_to
 
 DEFAULT_PROJECT_ID: Final = 1
 
@@ -42,11 +42,25 @@ class Token(Base):
     # the first characters of the token, by which people recognize it
     begins: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    # patterns of the jobs for which the token may send; null: all jobs of its project
+    jobs: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     owner: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+
+
+class AttemptOwner(OfProject, Base):
+    """The token that first sent data of an attempt of a job: other tokens may not add to it."""
+
+    __tablename__ = "attempt_owner"
+    __table_args__ = (belongs_to("job_id", "job.id"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # No foreign key: sending must not lock the token's row. Tokens are deleted with their project.
+    token_id: Mapped[uuid.UUID] = mapped_column(Uuid)
 
 
 class Person(Base):

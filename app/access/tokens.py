@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Final
@@ -27,7 +27,15 @@ from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
 from app.platform.container import Container
 from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads, UnitOfWork
-from app.platform.identity import IMPLIED, ActorKind, Principal, Right, new_name_fault
+from app.platform.identity import (
+    IMPLIED,
+    MAX_JOB_NAME_CHARACTERS,
+    ActorKind,
+    Principal,
+    Right,
+    is_plain_name,
+    new_name_fault,
+)
 from app.web.lists import Column, Listing, read
 
 PREFIX: Final = "plc_"
@@ -62,6 +70,10 @@ def digest(secret: str) -> bytes:
 
 
 LONGEST: Final = timedelta(days=3650)
+MOST_PATTERNS: Final = 32
+# Rights of a token for some jobs. A token with `operate` may change every job of its project, so
+# that patterns would promise a limit that does not exist.
+RIGHTS_FOR_JOBS: Final = frozenset({Right.INGEST, Right.READ})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,8 @@ class TokenView:
     owner: str
     rights: Annotated[tuple[Right, ...], Column(Token.scopes), Field(serialization_alias="scopes")]
     project: Annotated[str | None, Column(Project.name)]  # None: all projects
+    jobs: tuple[str, ...] | None
+    """Patterns of the jobs for which the token may send; null: all jobs of the project."""
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
@@ -112,6 +126,7 @@ def create_token(  # noqa: PLR0913 - the fields of a token
     name: str,
     rights: Iterable[Right],
     project: str | None,
+    jobs: Iterable[str] = (),
     expires: timedelta | None = None,
     owner: str | None = None,
     secret: str | None = None,
@@ -122,6 +137,8 @@ def create_token(  # noqa: PLR0913 - the fields of a token
     ----------
     project : str or None
         None: all projects; a token that sends sessions needs a project.
+    jobs : iterable of str, optional
+        Names or patterns (`*`, `?`) of the jobs for which it may send; default: all jobs.
     expires : timedelta, optional
         Validity from now on.
     owner : str, optional
@@ -138,8 +155,8 @@ def create_token(  # noqa: PLR0913 - the fields of a token
     ConflictError
         ``token.name_taken``.
     """
-    wanted = frozenset(rights)
-    _check(name, wanted, project, expires, secret)
+    wanted, patterns = frozenset(rights), sorted(set(jobs))
+    _check(name, wanted, project, patterns, expires, secret)
     made = secret or new_token()
     try:
         with container.uow() as tx:
@@ -151,6 +168,7 @@ def create_token(  # noqa: PLR0913 - the fields of a token
                 sha256=digest(made),
                 begins=made[:SHOWN_CHARACTERS],
                 scopes=sorted(wanted),
+                jobs=patterns or None,
                 owner=owner or container.principal.name,
                 created_at=tx.now,
                 expires_at=None if expires is None else tx.now + expires,
@@ -162,7 +180,8 @@ def create_token(  # noqa: PLR0913 - the fields of a token
                 container.principal,
                 Action.CREATED,
                 f"token {name}",
-                detail=f"scopes {', '.join(sorted(wanted))}",
+                detail=f"scopes {', '.join(sorted(wanted))}"
+                + (f"; jobs {', '.join(patterns)}" if patterns else ""),
                 project_id=project_id,
             )
             view = _view(tx, row)
@@ -244,8 +263,14 @@ def principal_of(row: Token) -> Principal:
     """Return the principal of a token."""
     rights = frozenset[Right]().union(*(IMPLIED[Right(scope)] for scope in row.scopes))
     if row.project_id is None:
-        return Principal(ActorKind.TOKEN, row.name, everywhere=rights)
-    return Principal(ActorKind.TOKEN, row.name, in_projects=((row.project_id, rights),))
+        return Principal(ActorKind.TOKEN, row.name, everywhere=rights, token=row.id)
+    return Principal(
+        ActorKind.TOKEN,
+        row.name,
+        in_projects=((row.project_id, rights),),
+        token=row.id,
+        jobs=None if row.jobs is None else tuple(row.jobs),
+    )
 
 
 def _view(tx: Reads, row: Token) -> TokenView:
@@ -253,10 +278,11 @@ def _view(tx: Reads, row: Token) -> TokenView:
     return view
 
 
-def _check(
+def _check(  # noqa: PLR0913, PLR0917 - the fields of a token
     name: str,
     rights: frozenset[Right],
     project: str | None,
+    jobs: Collection[str],
     expires: timedelta | None,
     secret: str | None,
 ) -> None:
@@ -274,6 +300,14 @@ def _check(
         faults.append(
             Fault("project", "An administrator's token is of all projects.", column="project")
         )
+    if jobs and (Right.INGEST not in rights or not rights <= RIGHTS_FOR_JOBS):
+        said = "A token for some jobs has the scopes ingest or ingest and read."
+        faults.append(Fault("jobs", said, column="jobs"))
+    if len(jobs) > MOST_PATTERNS or not all(
+        is_plain_name(pattern, MAX_JOB_NAME_CHARACTERS) for pattern in jobs
+    ):
+        said = f"At most {MOST_PATTERNS} names of jobs, with * for any text and ? for a character."
+        faults.append(Fault("jobs", said, column="jobs"))
     if expires is not None and not timedelta(0) < expires <= LONGEST:
         faults.append(Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days"))
     if secret is not None and not is_token(secret):

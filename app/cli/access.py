@@ -51,7 +51,11 @@ class PasswordError(PacelineError):
 
 
 def make_token(
-    name: str, rights: Sequence[Right], project: str | None, expires_days: int | None
+    name: str,
+    rights: Sequence[Right],
+    project: str | None,
+    jobs: Sequence[str],
+    expires_days: int | None,
 ) -> None:
     """Create a token and print its secret, which is shown only once."""
     with _installation() as container:
@@ -60,6 +64,7 @@ def make_token(
             name=name,
             rights=rights,
             project=project,
+            jobs=jobs,
             expires=None if expires_days is None else timedelta(days=expires_days),
         )
     sys.stderr.write(f"Token {name}, shown this once:\n")
@@ -71,8 +76,9 @@ def print_tokens() -> None:
     with _installation() as container, container.reading() as tx:
         tokens = list_tokens(tx)
     table = Table(box=None, pad_edge=False)
-    for column in ("Name", "Begins", "Scopes", "Project", "Expires", "Last use", "Owner"):
-        table.add_column(column)
+    for column in ("Name", "Begins", "Scopes", "Project", "Jobs", "Expires", "Last use", "Owner"):
+        # Patterns of jobs are shown whole, because two long ones may begin alike.
+        table.add_column(column, overflow="fold" if column == "Jobs" else "ellipsis")
     for token in tokens:
         expires = "never" if token.expires_at is None else f"{token.expires_at:%Y-%m-%d}"
         used = "never" if token.last_used_at is None else f"{token.last_used_at:%Y-%m-%d %H:%M}"
@@ -81,6 +87,7 @@ def print_tokens() -> None:
             f"{token.begins}…",
             ", ".join(sorted(token.rights)),
             token.project or "all",
+            ", ".join(token.jobs or ("all",)),
             expires if token.valid else f"{expires} (over)",
             used,
             token.owner,

@@ -10,9 +10,12 @@ import typer
 from rich.console import Console
 
 from app.analysis.trace.formats.own import NDJSON
-from app.cli.server import Body, Server
-from app.errors import PacelineError
-from app.jobs.connect import LAUNCHERS, WAYS, Target
+from app.cli.server import Body, Server, ServerError
+from app.errors import JOB_FORBIDDEN, ForbiddenError, PacelineError
+from app.jobs.connect import LAUNCHERS, NO_SECRET, WAYS, Target
+from app.platform.database.projects import DEFAULT_PROJECT
+from app.platform.identity import MAX_NAME_CHARACTERS, Right
+from app.platform.settings.kinds import Caller
 
 # Two stages, and the smallest number of steps for which a verdict is given.
 STEPS: Final = 8
@@ -29,26 +32,61 @@ class MissingChoiceError(PacelineError):
 def connect(
     server: str, job: str | None, framework: str | None, launcher: str | None, *, send: bool
 ) -> None:
-    """Print the lines that connect a job; check the server with a tiny session of another job."""
+    """Print the lines that connect a job; check the server with a tiny session of another job.
+
+    An administrator's token (`PACELINE_TOKEN`) creates a token for this job, which the lines hold.
+    """
     chosen = _chosen("framework", framework, tuple(WAYS))
     way = WAYS[chosen]
     starts = LAUNCHERS[_chosen("launcher", launcher, tuple(LAUNCHERS))] if way.in_job else None
     target = Target(server, job or _prompted("Name of the job"))
     console = Console(stderr=True)
-    blocks = [*way.blocks(target), *([] if starts is None else [starts.block])]
-    sys.stdout.write("\n\n".join(blocks) + "\n")
-    console.print(way.prose, highlight=False, soft_wrap=True)
-    if not send:
-        return
     with Server(server) as api:
+        secret, reason = _secret(api, target) if send and starts is not None else (NO_SECRET, "")
+        blocks = [*way.blocks(target), *([] if starts is None else [starts.block(target, secret)])]
+        sys.stdout.write("\n\n".join(blocks) + "\n")
+        for sentence in filter(None, (way.prose, reason)):
+            console.print(sentence, highlight=False, soft_wrap=True)
+        if not send:
+            return
         api.get("/healthz")
         console.print(f"{server} answers", highlight=False, soft_wrap=True)
         name = f"{target.job}-connect"
-        sent = api.send(
-            name, lambda: Body(tiny_session(), NDJSON.media_types[0]), None, console.print
-        )
+        try:
+            sent = api.send(
+                name, lambda: Body(tiny_session(), NDJSON.media_types[0]), None, console.print
+            )
+        except ServerError as error:
+            if error.stable_code != JOB_FORBIDDEN:
+                raise
+            console.print(f"No session was sent: {error.message}", highlight=False, soft_wrap=True)
+            return
     console.print(f"It took a tiny session of the job {name}:", highlight=False, soft_wrap=True)
     sys.stdout.write(f"\n{sent.url}\n")
+
+
+def _secret(api: Server, target: Target) -> tuple[str, str]:
+    """Return the secret of a new token for the job, and a sentence about it.
+
+    Without a new token the secret is `NO_SECRET`.
+    """
+    caller = Caller.of_environment()
+    if caller.token is None:
+        return NO_SECRET, ""
+    wanted = {
+        "name": target.job[:MAX_NAME_CHARACTERS],
+        "scopes": [Right.INGEST],
+        "project": caller.project or DEFAULT_PROJECT,
+        "jobs": [target.job],
+    }
+    try:
+        made = api.exchange("POST", "/api/v1/tokens", wanted)
+    except ServerError as error:
+        if error.stable_code == ForbiddenError.code:
+            return NO_SECRET, f"An administrator creates its token: {target.token_command}"
+        return NO_SECRET, f"No token was created: {error.message}"
+    secret: str = made["secret"]
+    return secret, f"PACELINE_TOKEN is a new token for the job {target.job} only, shown this once."
 
 
 def tiny_session() -> bytes:

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.access.senders import check_sender
 from app.errors import (
     BodyTooLargeError,
     InvalidArchiveError,
@@ -72,9 +73,11 @@ def receive_any(
 ) -> HangReceipt | Upload:
     """Store the hang of the files in a body; if the body is a large archive, store it for a worker.
 
-    Parameters and errors are those of `receive_hang`.
+    Parameters and errors are those of `receive_hang`; also `AttemptOwnedError`.
     """
     check_job_name(job)
+    with container.reading() as tx:
+        check_sender(container, tx, job)
     if not is_large(container.settings, body):
         return receive_hang(container, job, body, name=name, rank=rank)
     with container.uow() as tx:

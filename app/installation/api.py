@@ -46,6 +46,7 @@ class UseBody(BaseModel):
     attempts: int
     tensor_groups: int
     probed_devices: int
+    notes_per_hour: int
 
 
 class InstallationBody(BaseModel):

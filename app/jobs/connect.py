@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,24 @@ from typing import Final
 import paceline_client
 from app.analysis.trace.formats.registry import FOREIGN
 
+DEFAULT_JOB: Final = "my-job"
+# Stands for a secret that the reader has to insert.
+NO_SECRET: Final = "…"  # noqa: S105 - no secret
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Address of the server and name of the job to connect."""
+
+    server: str
+    job: str = DEFAULT_JOB
+
+    @property
+    def token_command(self) -> str:
+        """Return the command that creates a token for this job only."""
+        job = shlex.quote(self.job)
+        return f"paceline token create {job} --scope ingest --job {job}"
+
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
@@ -26,7 +45,13 @@ class Launcher:
 
     name: str  # on the command line
     title: str  # display name
-    block: str  # lines to add, so that every process has the token of the server
+    # Lines to add, so that every process has the token of the job, with `NO_SECRET` in its place.
+    template: str
+
+    def block(self, target: Target, secret: str = NO_SECRET) -> str:
+        """Return the lines to add; without a secret, the first one says how to create a token."""
+        command = "" if secret != NO_SECRET else f"# {target.token_command}\n"
+        return command + self.template.replace(NO_SECRET, secret)
 
 
 LAUNCHERS: Final[Mapping[str, Launcher]] = {
@@ -47,6 +72,7 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         Launcher(
             "kubernetes",
             "Kubernetes",
+            "# kubectl create secret generic paceline --from-literal=token=…\n"
             "env:\n"
             "  - name: PACELINE_TOKEN\n"
             "    valueFrom:\n"
@@ -96,17 +122,6 @@ def client_wheel() -> Wheel:
             archive.writestr(zipfile.ZipInfo(name, _MADE_AT), body, zipfile.ZIP_DEFLATED)
     content = written.getvalue()
     return Wheel(content, hashlib.sha256(content).hexdigest())
-
-
-DEFAULT_JOB: Final = "my-job"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Address of the server and name of the job to connect."""
-
-    server: str
-    job: str = DEFAULT_JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from app.platform.container import Container
 from app.platform.database.columns import as_json
 from app.platform.database.states import NoteKind, SessionState
 from app.platform.database.unit_of_work import Reads
+from app.quotas.usage import NOTES, count_made
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 from app.sessions.receive import no_job
 from app.web.lists import Column
@@ -78,6 +79,8 @@ def write_note(  # noqa: PLR0913 - the fields of a note
         There is no such job.
     ConflictError
         ``note.in_future``, ``note.too_many``.
+    QuotaExceededError
+        ``quota.notes_per_hour``.
     """
     who = container.principal.called(by)
     with container.uow() as tx:
@@ -109,6 +112,7 @@ def write_note(  # noqa: PLR0913 - the fields of a note
             noted_at=tx.now,
         )
         tx.session.add(row)
+        count_made(tx, container.settings, container.project_id, NOTES)
         tx.session.flush()
         record(tx, who, Action.NOTED, f"job {job}", detail=f"{kind}: {words}")
         return Note(row.id, row.at, row.kind, row.words, row.author, row.noted_at)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -69,6 +71,13 @@ class Principal:
     everywhere: frozenset[Right] = frozenset()  # what it may do in every project
     # tuple of (int, frozenset of Right): additional rights in these projects
     in_projects: tuple[tuple[int, frozenset[Right]], ...] = ()
+    token: uuid.UUID | None = None  # id of the token; None for people and without sign-in
+    # Patterns of the jobs for which a token may send; None: all jobs of its project.
+    jobs: tuple[str, ...] | None = None
+
+    def may_send_for(self, job: str) -> bool:
+        """Return whether the principal's token may send data of a job."""
+        return self.jobs is None or any(matches_job(pattern, job) for pattern in self.jobs)
 
     def rights_in(self, project_id: int) -> frozenset[Right]:
         """Return the principal's rights in a project; empty without access."""
@@ -245,6 +254,18 @@ def job_name_fault(name: str) -> str | None:
             f"{rule}"
         )
     return rule
+
+
+def matches_job(pattern: str, job: str) -> bool:
+    """Return whether a job's name matches a pattern: `*` is any text, `?` any character.
+
+    Examples
+    --------
+    >>> matches_job("research-*", "research-7b"), matches_job("llama[0]", "llama0")
+    (True, False)
+    """
+    # Python's patterns also have sets of characters in brackets, which job names may contain.
+    return fnmatch.fnmatchcase(job, pattern.replace("[", "[[]"))
 
 
 def new_name_fault(name: str) -> Fault | None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from app.access.guard import RequestContainer, api_router, container_of
+from app.access.senders import owning_token
 from app.jobs.time_axis import known_job
 from app.platform.database.unit_of_work import Reads
 from app.platform.validation import Moment
@@ -106,14 +107,14 @@ def router() -> APIRouter:
         """
         container, ingest = container_of(request), ingest_of(request)
         names = asked(PulseNames, "path", request.path_params)
-        job, attempt = names.job, names.attempt
+        job, attempt, sender = names.job, names.attempt, owning_token(container)
 
         def store(body: Body) -> PulseReply:
-            arrived = ArrivedPulse(job, attempt, body)
+            arrived = ArrivedPulse(job, attempt, body, sender)
             return receive_pulse(container, arrived, ingest.pulse_pressure)
 
         async def soon(body: Body) -> PulseReply | None:
-            arrived = ArrivedPulse(job, attempt, body)
+            arrived = ArrivedPulse(job, attempt, body, sender)
             return await ingest.pulses.receive(container, arrived, size=body.size)
 
         try:

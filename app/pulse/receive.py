@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -9,6 +10,8 @@ from typing import Final, cast
 from sqlalchemy import select, update
 
 from app.access.audit import Action, record
+from app.access.models import AttemptOwner
+from app.access.senders import claim_attempt
 from app.analysis.generation import WRITES
 from app.errors import BodyTooLargeError, ConflictError, InvalidPulseError
 from app.hangs.receive import has_open_hang
@@ -48,6 +51,8 @@ class ArrivedPulse:
     job: str
     attempt: int
     body: Body
+    sender: uuid.UUID | None
+    """Token that has to own the attempt (`app.access.senders.owning_token`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure)
     ------
     InvalidPulseError, BodyTooLargeError
         The body is empty, or too large.
-    InvalidJobNameError, QuotaExceededError, InboxFullError
+    InvalidJobNameError, AttemptOwnedError, QuotaExceededError, InboxFullError
         Nothing is stored.
     PulseOffError
         The project accepts no pulses.
@@ -89,9 +94,11 @@ def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure)
         raise BodyTooLargeError(f"A body of a pulse has at most {MOST_BYTES} bytes.")
     pressure.check(container.everywhere())
     with container.uow() as tx:
-        jobs = _jobs(container, tx, [pulse])
+        jobs, owners = _jobs(container, tx, [pulse])
         if pulse.job not in jobs:
             jobs = {pulse.job: make_job(container, tx, pulse.job)}
+        if not _owns(pulse, owners):
+            claim_attempt(container, tx, pulse.job, jobs[pulse.job], pulse.attempt)
         (reply,) = _append(container, tx, [pulse], jobs)
         return reply
 
@@ -102,8 +109,8 @@ def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list
     Returns
     -------
     list
-        None for bodies that are not stored, as their job is new or they are empty or too large:
-        pass them to `receive_pulse` one by one.
+        None for bodies that are not stored, as their job or sender is new or they are empty or too
+        large: pass them to `receive_pulse` one by one.
 
     Raises
     ------
@@ -111,26 +118,46 @@ def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list
         The project accepts no pulses.
     """
     with container.uow() as tx:
-        jobs = _jobs(container, tx, pulses)
+        jobs, owners = _jobs(container, tx, pulses)
         usual = [
-            pulse for pulse in pulses if pulse.job in jobs and 0 < pulse.body.size <= MOST_BYTES
+            pulse
+            for pulse in pulses
+            if pulse.job in jobs and 0 < pulse.body.size <= MOST_BYTES and _owns(pulse, owners)
         ]
         replies = iter(_append(container, tx, usual, jobs))
         stored = {id(pulse) for pulse in usual}
         return [next(replies) if id(pulse) in stored else None for pulse in pulses]
 
 
-def _jobs(container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]) -> dict[str, int]:
-    """Return the ids of existing jobs by name; raise an error if the project accepts no pulses."""
+def _owns(pulse: ArrivedPulse, owners: Mapping[tuple[str, int], uuid.UUID]) -> bool:
+    return pulse.sender in (None, owners.get((pulse.job, pulse.attempt)))
+
+
+def _jobs(
+    container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]
+) -> tuple[dict[str, int], dict[tuple[str, int], uuid.UUID]]:
+    """Return the ids of existing jobs by name, and the owners of attempts by job and number.
+
+    Raises
+    ------
+    PulseOffError
+        The project accepts no pulses.
+    """
     # The rows of the jobs are not locked, because hundreds of hosts send bodies at the same time.
+    attempts = {pulse.attempt for pulse in pulses}
     rows = tx.session.execute(
-        select(Project.pulse_off, Job.name, Job.id)
+        select(Project.pulse_off, Job.name, Job.id, AttemptOwner.attempt, AttemptOwner.token_id)
+        .select_from(Project)
         .outerjoin(Job, Job.name.in_({pulse.job for pulse in pulses}))
+        .outerjoin(
+            AttemptOwner, (AttemptOwner.job_id == Job.id) & AttemptOwner.attempt.in_(attempts)
+        )
         .where(Project.id == container.project_id)
     ).all()
     if any(row.pulse_off for row in rows):
         raise PulseOffError("This project takes no pulses.")
-    return {row.name: row.id for row in rows if row.id is not None}
+    jobs = {row.name: row.id for row in rows if row.id is not None}
+    return jobs, {(row.name, row.attempt): row.token_id for row in rows if row.token_id is not None}
 
 
 def _append(

@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, Integer, Subquery, bindparam, case, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Subquery,
+    bindparam,
+    case,
+    func,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from app.errors import TryLaterError
 from app.hosts.models import HostProbe
-from app.jobs.models import Attempt, Job
+from app.jobs.models import Attempt, Job, JobNote
 from app.platform.blobs import connection_of
 from app.platform.database.columns import OfProject
 from app.platform.database.projects import Project
@@ -60,6 +70,8 @@ class Use:
     """Number of tensor-parallel groups; 0 if they were not counted."""
     probed_devices: int = 0
     """Number of devices in all probes; 0 if they were not counted."""
+    notes_per_hour: int = 0
+    """Number of notes since the full hour; 0 if they were not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +150,20 @@ PROBED_DEVICES: Final = Quota(
     lambda _: STORED_RETRY_S,
 )
 
+NOTES: Final = Quota(
+    "notes_per_hour",
+    "Notes an hour",
+    lambda settings: settings.quota_notes_per_hour,
+    lambda use: use.notes_per_hour,
+    lambda use: use.hour_left_s,
+)
+
 # SUMMED: running sums in `ProjectUsage`, updated when a session is stored. STORED adds the numbers
 # of open sessions and producers, which are counted on demand. MADE: rows that few requests create;
 # the creating transaction counts them.
 SUMMED: Final = (SESSIONS, BYTES, OPERATIONS)
 STORED: Final = (*SUMMED, OPEN_SESSIONS, PRODUCERS)
-MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS, PROBED_DEVICES)
+MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS, PROBED_DEVICES, NOTES)
 # A new quota needs an entry in this tuple, a setting and a problem code; the page, metrics and
 # refusals read the tuple.
 QUOTAS: Final = STORED + MADE
@@ -154,6 +174,11 @@ _MADE_IN: Final[dict[str, type[OfProject]]] = {
     ATTEMPTS.name: Attempt,
     TENSOR_GROUPS.name: TensorGroup,
     PROBED_DEVICES.name: HostProbe,
+    NOTES.name: JobNote,
+}
+# Condition of the rows that count, by the quota's name; by default all rows of the table count.
+_COUNTED: Final[dict[str, ColumnElement[bool]]] = {
+    NOTES.name: JobNote.noted_at >= func.date_trunc("hour", func.now(), "UTC"),
 }
 
 
@@ -188,7 +213,10 @@ def use_of(
     # One statement instead of one per count: `count` runs it under the lock that other senders of
     # the project wait for.
     counts: dict[str, ColumnElement[int]] = {
-        quota.name: select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery()
+        quota.name: select(func.count())
+        .select_from(_MADE_IN[quota.name])
+        .where(_COUNTED.get(quota.name, true()))
+        .scalar_subquery()
         for quota in made
     }
     if opened:
@@ -241,7 +269,10 @@ def uses(tx: Reads) -> dict[int, Use]:
     counted = {
         "open_sessions": _by_project(func.count(), Session, Session.state == SessionState.OPEN),
         "producers": _by_project(func.sum(Intake.producers), Intake, Intake.sealed_at.is_(None)),
-        **{name: _by_project(func.count(), table) for name, table in _MADE_IN.items()},
+        **{
+            name: _by_project(func.count(), table, _COUNTED.get(name, true()))
+            for name, table in _MADE_IN.items()
+        },
     }
     query = select(
         Project.id,

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by, insert
 from app.access.audit import Action
 from app.access.models import AuditEntry, Token
 from app.access.projects import project_name
-from app.errors import ForbiddenError, UnauthenticatedError
+from app.errors import JOB_FORBIDDEN, ForbiddenError, UnauthenticatedError
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.states import SessionState
@@ -316,7 +316,7 @@ RECENT: Final = timedelta(days=1)
 # Number of the newest audit entries that are searched for refused senders: the audit log has no
 # index for them.
 _NEWEST: Final = 500
-_AUTHORIZATION_CODES: Final = (UnauthenticatedError.code, ForbiddenError.code)
+_AUTHORIZATION_CODES: Final = (UnauthenticatedError.code, ForbiddenError.code, JOB_FORBIDDEN)
 _SENDING: Final = ("POST /api/v1/jobs/%", "PUT /api/v1/jobs/%")
 
 

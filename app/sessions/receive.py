@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -13,9 +14,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import structlog
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, func, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.access.models import AttemptOwner
+from app.access.senders import check_sender, claim_attempt
 from app.analysis.generation import WRITES
 from app.analysis.replay.engine.executors import of_glibc
 from app.analysis.trace.metadata import Unmapped, metadata_document
@@ -40,6 +43,7 @@ from app.sessions.recordings.choose import NotRead
 
 log = structlog.get_logger(__name__)
 
+MAX_ATTEMPT: Final = (1 << 31) - 1  # what the database's columns can hold
 # A session sent in one body belongs to the first attempt, since only chunks name an attempt.
 FIRST_ATTEMPT: Final = 1
 
@@ -157,6 +161,19 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
     raise BusyError(f"Others make and delete the job {name} at this moment; try again.")
 
 
+def claim_for_whole(container: Container, tx: UnitOfWork, job: str, job_id: int) -> None:
+    """Check the sender of a session in one body; the first token owns the job's first attempt.
+
+    Such a session names no attempt: a token that owns another attempt of the job may send it.
+
+    Raises
+    ------
+    AttemptOwnedError
+    """
+    if not check_sender(container, tx, job):
+        claim_attempt(container, tx, job, job_id, FIRST_ATTEMPT)
+
+
 def receive_session(container: Container, job: str, body: Body) -> Receipt:
     """Decode a body, store it durably and queue its analysis; return the receipt after the commit.
 
@@ -172,7 +189,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     ------
     InvalidJobNameError, InvalidTraceError, InvalidMetadataError, UnsupportedFormatError,
     InvalidArchiveError, InvalidFolderError, UnanalyzableError, BodyTooLargeError,
-    QuotaExceededError, ObjectStoreError
+    AttemptOwnedError, QuotaExceededError, ObjectStoreError
         Nothing is stored.
     """
     check_job_name(job)
@@ -248,6 +265,7 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     # Locks the job's row: sessions are numbered in order, and only one of two equal bodies is
     # stored.
     job_id = make_job(container, tx, job)
+    claim_for_whole(container, tx, job, job_id)
     session_id = uuid.uuid4()
     tx.enqueue(ANALYZE_SESSION, session_id)
     read = decoding.result()
@@ -323,11 +341,11 @@ class AttemptReceipt:
 def announce_attempt(container: Container, job: str, run_id: str, restart: int) -> AttemptReceipt:
     """Assign a number to a start of a job; the same run and restart are the same attempt.
 
-    A new number is one above all announced attempts and those of sessions.
+    A new number is one above all announced attempts, those of sessions and those with an owner.
 
     Raises
     ------
-    InvalidJobNameError, InvalidRunError, QuotaExceededError
+    InvalidJobNameError, InvalidRunError, AttemptOwnedError, QuotaExceededError
         Nothing is stored.
     """
     check_job_name(job)
@@ -342,17 +360,10 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
             )
         ).scalar()
         if present is not None:
+            claim_attempt(container, tx, job, job_id, present)
             return AttemptReceipt(present, created=False)
-        announced = select(func.max(Attempt.number)).where(Attempt.job_id == job_id)
-        named = select(func.max(Session.attempt)).where(Session.job_id == job_id)
-        number = tx.session.execute(
-            select(
-                func.coalesce(
-                    func.greatest(announced.scalar_subquery(), named.scalar_subquery()), 0
-                )
-                + 1
-            )
-        ).scalar_one()
+        number = _new_attempt(tx, job_id)
+        claim_attempt(container, tx, job, job_id, number)
         tx.session.add(
             Attempt(
                 job_id=job_id,
@@ -367,6 +378,28 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
     return AttemptReceipt(number, created=True)
 
 
+def _new_attempt(tx: UnitOfWork, job_id: int) -> int:
+    """Return the number of a job's next attempt; the job's row is locked."""
+    of_job = (
+        select(Attempt.number).where(Attempt.job_id == job_id),
+        select(Session.attempt).where(Session.job_id == job_id),
+        select(AttemptOwner.attempt).where(AttemptOwner.job_id == job_id),
+    )
+    highest: int | None = tx.session.execute(
+        select(
+            func.greatest(
+                *(select(func.max(query.subquery().c[0])).scalar_subquery() for query in of_job)
+            )
+        )
+    ).scalar()
+    number = (highest or 0) + 1
+    if number <= MAX_ATTEMPT:
+        return number
+    # A sender used the largest number without an announcement: take the first free number.
+    taken = set(tx.session.execute(union(*of_job)).scalars())
+    return next(free for free in itertools.count(1) if free not in taken)
+
+
 def finish_job(container: Container, job: str) -> None:
     """Record that a job has ended: from now on its silence is no incident.
 
@@ -377,8 +410,10 @@ def finish_job(container: Container, job: str) -> None:
     ------
     NotFoundError
         If there is no such job.
+    AttemptOwnedError
     """
     with container.uow() as tx:
+        check_sender(container, tx, job)
         job_id = tx.session.execute(
             update(Job).where(Job.name == job).values(finished_at=tx.now).returning(Job.id)
         ).scalar()

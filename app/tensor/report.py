@@ -9,6 +9,7 @@ import numpy as np
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.access.senders import check_sender
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
@@ -69,6 +70,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
     """
     check_job_name(job)
     with container.uow() as tx:
+        check_sender(container, tx, job)
         row = _locked(container, tx, job, name, timings)
         switch = switch_of(tx, row.job_id)
         under = _measured_under(tx, row, timings)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from sqlalchemy import select
 
 from app.access.audit import Action, record
+from app.access.senders import check_sender
 from app.analysis.mitigation.tensor.document import Alternative, LossRisk, Method, RankShare
 from app.analysis.mitigation.tensor.group import Group
 from app.errors import ConflictError, Fault, InvalidTensorError, NotFoundError
@@ -199,8 +200,10 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
         ``tensor.superseded``: the version is advice or no longer active.
     InvalidTensorError
         A rank that the group does not have.
+    AttemptOwnedError
     """
     with container.uow() as tx:
+        check_sender(container, tx, job)
         group = locked_group(tx, job, name, ack.attempt)
         plan = plan_of(tx, group.id, version)
         if plan is None:

@@ -32,6 +32,10 @@ def create_token(
     *,
     scope: Annotated[list[Right], typer.Option(help="What it allows (repeatable)")],
     project: ProjectOption = None,
+    job: Annotated[
+        list[str] | None,
+        typer.Option(help="Job that it may send for; * and ? match (repeatable) [all jobs]"),
+    ] = None,
     expires_days: Annotated[
         int, typer.Option(min=0, max=3650, help="How long it is valid; 0: for ever")
     ] = 90,
@@ -41,7 +45,7 @@ def create_token(
 
     # Users of an installation without further projects need not name the default project.
     only = "default" if project is None and Right.INGEST in scope else project
-    make_token(name, scope, only, expires_days or None)
+    make_token(name, scope, only, job or (), expires_days or None)
 
 
 @tokens.command("list")

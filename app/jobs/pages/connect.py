@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from app.errors import ForbiddenError, UnauthenticatedError
+from app.errors import JOB_FORBIDDEN, ForbiddenError, UnauthenticatedError
 from app.installation.readiness import InstallationStatus
 from app.jobs.connect import LAUNCHERS, WAYS, Target
 from app.sessions.arriving import Arrivals
@@ -14,6 +14,7 @@ from app.sessions.arriving import Arrivals
 _REFUSALS: Final = {
     UnauthenticatedError.code: "401, token unknown. Set PACELINE_TOKEN on every host.",
     ForbiddenError.code: "403, the token may not send. Create one with the scope ingest.",
+    JOB_FORBIDDEN: "403, the token is for other jobs. Create one for this job.",
 }
 
 
@@ -33,10 +34,12 @@ def way_tabs(server: str) -> tuple[Tab, ...]:
     return tuple(Tab(way.name, way.title, way.blocks(target), way.prose) for way in WAYS.values())
 
 
-def launcher_tabs() -> tuple[Tab, ...]:
+def launcher_tabs(server: str) -> tuple[Tab, ...]:
     """Return a tab for each launcher."""
+    target = Target(server)
     return tuple(
-        Tab(launcher.name, launcher.title, (launcher.block,), "") for launcher in LAUNCHERS.values()
+        Tab(launcher.name, launcher.title, (launcher.block(target),), "")
+        for launcher in LAUNCHERS.values()
     )
 
 
@@ -69,7 +72,7 @@ def arriving(
     else:
         checks.append(Check("warn", "No worker is ready", "Sessions wait until one starts."))
     if guarded and arrivals.token_at is None:
-        how = f"paceline token create --project {arrivals.project} --scope ingest NAME"
+        how = f"paceline token create --project {arrivals.project} --scope ingest --job JOB NAME"
         checks.append(Check("warn", "No token has the scope ingest", f"Create one: {how}"))
     elif guarded:
         checks.append(Check("done", "Token created, scope ingest", at=arrivals.token_at))

@@ -98,7 +98,7 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
             now=page.now,
             server=address,
             ways=way_tabs(address),
-            launchers=launcher_tabs(),
+            launchers=launcher_tabs(address),
             project=arrived.project,
             arriving=arriving(address, status, arrived, guarded=container.settings.require_sign_in),
             workers=sum(worker.alive for worker in status.workers),

@@ -139,6 +139,7 @@ class Settings(BaseSettings):
     quota_attempts: int | None = Field(default=100_000, ge=0)
     quota_tensor_groups: int | None = Field(default=10_000, ge=0)
     quota_probed_devices: int | None = Field(default=200_000, ge=0)
+    quota_notes_per_hour: int | None = Field(default=600, ge=0)
 
     max_body_bytes: Count = 512 * MIB
     max_decompressed_bytes: Count = 4096 * MIB

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from app.access.guard import RequestContainer, api_router, container_of
+from app.access.senders import owning_token
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.model import SessionMeta
 from app.errors import PacelineError
@@ -166,9 +167,9 @@ def router() -> APIRouter:
 
         async def soon(body: Body) -> ChunkReceipt | None:
             arrived = ArrivedChunk(path, body, query.final)
-            return await ingest.chunks.receive(
-                container, arrived, size=body.size, group=path.session_path
-            )
+            # Only chunks of one token are stored together, because each transaction has one sender.
+            group = path.session_path, owning_token(container)
+            return await ingest.chunks.receive(container, arrived, size=body.size, group=group)
 
         return await take_chunk(
             request,

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import InstrumentedAttribute
 
+from app.access.senders import check_sender, claim_attempt
 from app.analysis.generation import WRITES
 from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.formats.registry import FORMATS
@@ -36,7 +37,7 @@ from app.platform.telemetry import current
 from app.quotas.usage import count
 from app.sessions.chunks.inbox import ChunkPath, RefusedChunk, refused_chunks
 from app.sessions.models.tables import PRODUCERS_KEY, Chunk, InboxItem, Intake, Session
-from app.sessions.receive import make_job, next_number
+from app.sessions.receive import claim_for_whole, make_job, next_number
 
 log = structlog.get_logger(__name__)
 
@@ -209,12 +210,26 @@ def lock_intake(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
     ).scalar_one_or_none()
 
 
+def claim_for_chunk(container: Container, tx: UnitOfWork, path: ChunkPath, job_id: int) -> None:
+    """Check the sender of a chunk; the first token to send in an attempt owns the attempt.
+
+    Raises
+    ------
+    AttemptOwnedError
+    """
+    if path.folder is None:
+        claim_attempt(container, tx, path.job, job_id, path.attempt)
+    else:
+        claim_for_whole(container, tx, path.job, job_id)
+
+
 def create_session(
     container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Decoded
 ) -> uuid.UUID:
     """Create the session of a first chunk, unless another chunk created it; return its id."""
     # Each transaction that creates a session locks the job's row first, as `receive_session` does.
     job_id = make_job(container, tx, path.job)
+    claim_for_chunk(container, tx, path, job_id)
     made = lock_intake(tx, path)
     if made is not None:
         return made
@@ -313,19 +328,24 @@ def seal_session(container: Container, job: str, attempt: int, number: int) -> S
     ------
     NotFoundError
         There is no such session.
+    AttemptOwnedError
     ConflictError
         ``session.whole``: the session was received in one body.
     """
     with container.uow() as tx:
         row = tx.session.execute(
-            select(Session.id, Intake.session_id)
+            select(Session.id, Intake.session_id, Session.job_id, Session.content_sha256)
             .join(Job)
             .outerjoin(Intake, Intake.session_id == Session.id)
             .where(Job.name == job, Session.attempt == attempt, Session.number == number)
         ).one_or_none()
         if row is None:
             raise NotFoundError(f"The job has no session {number} in attempt {attempt}.")
-        session_id, intake = row
+        session_id, intake, job_id, content = row
+        if content is None:
+            claim_attempt(container, tx, job, job_id, attempt)
+        else:
+            check_sender(container, tx, job)
         if intake is None:
             raise no_chunks(number)
         sealed = seal(tx, session_id, "request")

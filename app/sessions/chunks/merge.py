@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, func, select, update
 
+from app.access.senders import check_sender
 from app.analysis.generation import WRITES
 from app.analysis.report.coverage import (
     ChunkProducer,
@@ -297,9 +298,11 @@ def seal_folder(
     ------
     NotFoundError
         No file of the folder is stored.
+    AttemptOwnedError
     """
     path = folder_path(job, folder, "any")
     with container.uow() as tx:
+        check_sender(container, tx, job)
         session = tx.session.execute(
             select(Session)
             .join(Job)

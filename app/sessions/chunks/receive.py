@@ -10,11 +10,14 @@ import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 from sqlalchemy import and_, exists, or_, select, tuple_, update
 from sqlalchemy.orm import aliased
 
+from app.access.models import AttemptOwner
+from app.access.senders import AttemptOwnedError, owning_token
 from app.analysis.trace.decode import recognize
 from app.analysis.trace.storage import pack
 from app.errors import InvalidTraceError, PacelineError, TryLaterError
@@ -45,6 +48,7 @@ from app.sessions.chunks.inbox import (
 from app.sessions.chunks.intake import (
     DecodedChunk,
     chunk_writer,
+    claim_for_chunk,
     create_session,
     different_chunk,
     is_complete,
@@ -56,6 +60,10 @@ from app.sessions.chunks.intake import (
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 
 log = structlog.get_logger(__name__)
+
+
+# Condition that joins the owner of a session's attempt.
+_OWNER: Final = and_(AttemptOwner.job_id == Session.job_id, AttemptOwner.attempt == Session.attempt)
 
 
 class ChunkRefusedError(PacelineError):
@@ -119,7 +127,7 @@ def receive_chunk(
         These bytes were refused before, with the same code and faults.
     ConflictError
         ``chunk.differs``, ``session.sealed``, ``session.whole``, ``session.formats_mixed``.
-    QuotaExceededError, InboxFullError, ObjectStoreError
+    AttemptOwnedError, QuotaExceededError, InboxFullError, ObjectStoreError
         Nothing is stored.
     """
     if body.size == 0:
@@ -136,7 +144,7 @@ def receive_chunk(
         )
     try:
         with container.uow() as tx:
-            session = _find(tx, path, body)
+            session = _find(container, tx, path, body)
             if isinstance(session, ChunkReceipt):
                 # An equal chunk is stored, so this body need not be decoded.
                 return session
@@ -150,17 +158,21 @@ def receive_chunk(
 
 
 def count_refused(container: Container, path: ChunkPath, size: int, code: str) -> None:
-    """Count a refused chunk of `size` bytes for the project, and for its session if it exists."""
+    """Count a refused chunk of `size` bytes for the project, and for its session if it exists.
+
+    A chunk of a sender that does not own the attempt does not count for the session.
+    """
     session = select(Session.id).join(Job).where(path.names_session())
     with container.uow() as tx:
-        tx.session.execute(
-            update(Intake)
-            .where(Intake.session_id == session.scalar_subquery())
-            .values(
-                refused_chunks=Intake.refused_chunks + 1,
-                refused_bytes=Intake.refused_bytes + size,
+        if code != AttemptOwnedError.code:
+            tx.session.execute(
+                update(Intake)
+                .where(Intake.session_id == session.scalar_subquery())
+                .values(
+                    refused_chunks=Intake.refused_chunks + 1,
+                    refused_bytes=Intake.refused_bytes + size,
+                )
             )
-        )
         count_refusal(tx, path.job, size, code)
 
 
@@ -234,11 +246,15 @@ def _add_now(
     return receipt
 
 
-def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSession | None:
+def _find(
+    container: Container, tx: UnitOfWork, path: ChunkPath, body: Body
+) -> ChunkReceipt | _OpenSession | None:
     """Return an equal stored chunk's receipt, else the open session; None without a session.
 
     Raises
     ------
+    AttemptOwnedError
+        Another token owns the attempt.
     ChunkRefusedError, ConflictError
         The session or its chunks contradict this one.
     """
@@ -264,6 +280,8 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSe
             Session.id,
             Session.number,
             Session.state,
+            Session.job_id,
+            AttemptOwner.token_id.label("owner"),
             Intake.session_id.label("intake"),
             Intake.sealed_at,
             Intake.refused_chunks,
@@ -277,6 +295,7 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSe
         )
         .select_from(Session)
         .join(Job)
+        .outerjoin(AttemptOwner, _OWNER)
         .outerjoin(Intake, Intake.session_id == Session.id)
         .outerjoin(Chunk, same)
         .outerjoin(InboxItem, waits)
@@ -284,6 +303,8 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSe
     ).one_or_none()
     if row is None:
         return None
+    if owning_token(container) not in (None, row.owner):
+        claim_for_chunk(container, tx, path, row.job_id)
     if row.intake is None:
         raise no_chunks(row.number)
     if row.waiting_sha256 == body.sha256 and row.code is not None:
@@ -307,7 +328,7 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     *,
     to_inbox: bool,
 ) -> ChunkReceipt:
-    twin = _find(tx, path, body)
+    twin = _find(container, tx, path, body)
     if isinstance(twin, ChunkReceipt):
         raise _AlreadyStoredError(twin)
     writer = chunk_writer(container, tx, session_id, [chunk.producer])
@@ -388,7 +409,7 @@ def receive_each(
 
     Raises
     ------
-    InboxFullError
+    InboxFullError, AttemptOwnedError
         No chunk is stored.
     """
     pressure.check(container.everywhere())
@@ -400,6 +421,9 @@ def receive_each(
             continue
         try:
             outcomes.append(receive_chunk(container, chunk.path, chunk.body, final=chunk.final))
+        except AttemptOwnedError:
+            # All chunks of a request are of one attempt.
+            raise
         except PacelineError as error:
             outcomes.append(error)
             if not isinstance(error, TryLaterError):
@@ -440,13 +464,24 @@ def _append_batch(
     wanted: Mapping[ChunkName, ArrivedChunk],
 ) -> dict[ChunkName, ChunkReceipt] | None:
     session = tx.session.execute(
-        select(Session.id, Session.number, Session.state, Intake.refused_chunks)
+        select(
+            Session.id,
+            Session.number,
+            Session.state,
+            Intake.refused_chunks,
+            AttemptOwner.token_id.label("owner"),
+        )
+        .select_from(Session)
         .join(Job)
         .join(Intake, Intake.session_id == Session.id)
+        .outerjoin(AttemptOwner, _OWNER)
         .where(path.names_session(), Intake.sealed_at.is_(None))
     ).one_or_none()
     if session is None:
         return None
+    if owning_token(container) not in (None, session.owner):
+        # `receive_chunk` claims the attempt, or refuses each chunk.
+        return {}
     there = {
         (row.producer, row.number)
         for row in tx.session.execute(

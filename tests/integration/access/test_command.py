@@ -21,7 +21,7 @@ from app.cli.server import Server, ServerError
 from app.errors import StartupError
 from app.platform.identity import Right
 from tests.integration.api import bodies
-from tests.support.command import paceline
+from tests.support.command import Done, paceline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,50 @@ def test_tokens_are_made_listed_and_revoked() -> None:
     assert paceline("token", "revoke", "ci").returncode == 0
     assert paceline("token", "renew", "ci").returncode == 1
     assert "ingest" not in paceline("token", "list").stdout
+
+
+@pytest.mark.usefixtures("database")
+def test_a_token_is_made_for_some_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made = paceline(
+        "token", "create", "ci", "--scope", "ingest", "--job", "llama-70b", "--job", "research-*"
+    )
+    assert made.returncode == 0, made.stderr
+    assert "llama-70b, research-*" in paceline("token", "list").stdout
+    wrong = paceline("token", "create", "ops", "--scope", "operate", "--job", "llama-70b")
+    assert wrong.returncode == 1
+    assert "A token for some jobs has the scopes ingest or ingest and read." in wrong.stderr
+
+
+def test_connecting_makes_a_token_for_the_job(
+    company: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect() -> Done:
+        options = ("--framework", "ddp", "--launcher", "slurm", "--job", "llama-70b")
+        return paceline("connect", *options, "--server", company.url)
+
+    monkeypatch.setenv("PACELINE_TOKEN", company.token(Right.ADMIN, project=None))
+    done = connect()
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if "PACELINE_TOKEN=" in line]
+    secret = line.split()[1].removeprefix("PACELINE_TOKEN=")
+    with company.container.reading() as tx:
+        [token] = [token for token in list_tokens(tx) if token.name == "llama-70b"]
+    assert (token.rights, token.jobs, token.project) == (
+        (Right.INGEST,),
+        ("llama-70b",),
+        "default",
+    )
+    again = connect()
+    assert again.returncode == 0
+    assert "There is a token llama-70b already." in again.stderr
+    assert "# paceline token create llama-70b --scope ingest --job llama-70b" in again.stdout
+    # The job's own token may create no token, and send no session of another job.
+    monkeypatch.setenv("PACELINE_TOKEN", secret)
+    own = connect()
+    assert own.returncode == 0, own.stderr
+    assert "An administrator creates its token: paceline token create" in own.stderr
+    assert "No session was sent" in own.stderr
 
 
 @pytest.mark.usefixtures("database")

@@ -33,7 +33,7 @@ def test_a_token_that_is_missing_and_a_sender_that_is_refused_are_said(company: 
     reader = company.token(Right.READ)
     page, rows = _looked_at(company, reader)
     assert rows[2].startswith("No token has the scope ingest")
-    assert "paceline token create --project default --scope ingest NAME" in rows[2]
+    assert "paceline token create --project default --scope ingest --job JOB NAME" in rows[2]
     assert "project default" in page.text
     assert page.one("aside").one("a", href="/ingest").text == "Ingest health"
 

@@ -218,6 +218,23 @@ def test_devices_of_probes_are_counted(install: Install) -> None:
         assert used(installation).probed_devices == 2
 
 
+def test_notes_are_counted_by_the_hour(install: Install) -> None:
+    def note(text: str) -> httpx.Response:
+        return installation.client.post("/api/v1/jobs/llm/notes", json={"text": text})
+
+    with install(quota_notes_per_hour=2) as installation:
+        assert announce(installation, "llm", "1").status_code == 201
+        first = note("one")
+        assert [first.status_code, note("two").status_code] == [201, 201]
+        refused(note("three"), "notes_per_hour")
+        assert used(installation).notes_per_hour == 2
+        assert "notes_per_hour,2,2" in installation.client.get("/quotas.csv").text
+        # Notes of earlier hours do not count.
+        with installation.container.engine.begin() as connection:
+            connection.execute(text("UPDATE job_note SET noted_at = noted_at - interval '1 hour'"))
+        assert note("three").status_code == 201
+
+
 def test_of_many_announcements_at_once_just_as_many_pass_as_may(install: Install) -> None:
     with install(quota_attempts=3) as installation, ThreadPoolExecutor(8) as ranks:
         answers = list(

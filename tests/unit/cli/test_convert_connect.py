@@ -18,7 +18,9 @@ def test_the_lines_are_all_of_standard_output(framework: str) -> None:
 
     way = WAYS[framework]
     blocks = [*way.blocks(Target("http://127.0.0.1:9", "llama-70b"))]
-    blocks += [LAUNCHERS["slurm"].block] if way.in_job else []
+    blocks += (
+        [LAUNCHERS["slurm"].block(Target("http://127.0.0.1:9", "llama-70b"))] if way.in_job else []
+    )
     assert (done.returncode, done.stdout) == (0, "\n\n".join(blocks) + "\n")
     assert way.prose.split(".")[0] in done.stderr
 

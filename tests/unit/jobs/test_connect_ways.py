@@ -29,5 +29,11 @@ def test_what_goes_into_a_job_is_python(name: str) -> None:
 
 
 def test_every_launcher_hands_on_the_token() -> None:
-    assert all("PACELINE_TOKEN" in launcher.block for launcher in LAUNCHERS.values())
+    for launcher in LAUNCHERS.values():
+        block = launcher.block(TARGET)
+        assert "PACELINE_TOKEN" in block
+        assert "paceline token create llama-70b --scope ingest --job llama-70b" in block
+        made = launcher.block(TARGET, "plc_secret")
+        assert "plc_secret" in made
+        assert "token create" not in made
     assert not set(LAUNCHERS) & set(WAYS)

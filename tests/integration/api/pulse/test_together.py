@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def arrived(content: bytes, job: str = "llm", attempt: int = 1) -> ArrivedPulse:
     digest = hashlib.sha256(content).digest()
-    return ArrivedPulse(job, attempt, Body(content, len(content), digest, None, None))
+    return ArrivedPulse(job, attempt, Body(content, len(content), digest, None, None), None)
 
 
 def send(installation: Installation, content: bytes, job: str = "llm") -> int:
