@@ -141,7 +141,7 @@ class EncodingGuard:
 class FramingGuard:
     """ASGI middleware that refuses a request whose end a proxy may see elsewhere than this server.
 
-    Content-Length beside Transfer-Encoding, and Transfer-Encoding in HTTP/1.0, can hide a second
+    Both Content-Length and Transfer-Encoding, or Transfer-Encoding in HTTP/1.0, can hide a second
     request in a body (RFC 9112, sections 6.1 and 6.3). The connection is closed.
     """
 

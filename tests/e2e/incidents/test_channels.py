@@ -125,15 +125,6 @@ def test_a_channel_from_its_first_test_to_its_end(
     assert SECRET not in page.content()
     assert receiver.url not in page.content()
 
-    # A stored secret is not sent to another address.
-    visitor.expects("422")
-    field(page, "config.url").fill(f"{receiver.url}/moved")
-    act(page, "Save")
-    fault = page.locator("[data-path='config.signing_secrets'] .fault")
-    expect(fault).to_have_text("Enter it again, because URL changed")
-    expect(field(page, "config.signing_secrets")).to_be_focused()
-    field(page, "config.url").fill("")
-
     # Secret fields that are left empty keep their value.
     field(page, "name").fill("ops")
     field(page, "rate_limit").fill("5")
@@ -158,6 +149,23 @@ def test_a_channel_from_its_first_test_to_its_end(
     destroy(page, page.get_by_role("button", name="Delete the channel ops"), "Delete channel")
     expect(page).to_have_url(f"{place.url}/channels")
     expect(page.locator("h1")).to_contain_text("No messages are sent")
+
+
+def test_a_stored_secret_is_asked_for_again_with_another_address(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    config = {"url": receiver.url, "signing_secrets": [SECRET]}
+    channel = place.alerting.channel(receiver, "ops", config=config)
+    page = visitor.open(f"{place.url}/channels/{channel}")
+    visitor.expects("422")
+    field(page, "config.url").fill(f"{receiver.url}/moved")
+    act(page, "Save")
+    fault = page.locator("[data-path='config.signing_secrets'] .fault")
+    expect(fault).to_have_text("Enter it again, because URL changed")
+    expect(field(page, "config.signing_secrets")).to_be_focused()
+    field(page, "config.signing_secrets").fill(SECRET)
+    act(page, "Save")
+    expect(page.locator("[data-saved]")).to_have_text("Saved.")
 
 
 def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -16,8 +15,6 @@ from tests.integration.api import bodies
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.integration.access.conftest import Company
 
 PROJECTS = pytest.mark.parametrize("path", ["/mcp", "/p/default/mcp"])
@@ -28,15 +25,17 @@ def called(
     url: str,
     token: str,
     tool: str,
-    headers: Mapping[str, str] = MappingProxyType({}),
+    project: str | None = None,
     **arguments: object,
 ) -> tuple[bool, str]:
     """Return whether a tool refuses an assistant with this token, and the text of its answer."""
 
     async def run() -> tuple[bool, str]:
-        sent_headers = {"Authorization": f"Bearer {token}", **headers}
+        headers = {"Authorization": f"Bearer {token}"}
+        if project is not None:
+            headers["Paceline-Project"] = project
         async with (
-            httpx2.AsyncClient(headers=sent_headers, trust_env=False) as http,
+            httpx2.AsyncClient(headers=headers, trust_env=False) as http,
             Client(streamable_http_client(url, http_client=http)) as client,
         ):
             result = await client.call_tool(tool, arguments)
@@ -99,8 +98,7 @@ def test_the_path_names_the_project_of_every_tool(company: Company) -> None:
         ("/p/default/mcp", "default", True),
         ("/p/other/mcp", "other", False),
     ):
-        headers = {"Paceline-Project": header}
-        answer = called(company.url + path, both, "list_jobs", headers=headers)[1]
+        answer = called(company.url + path, both, "list_jobs", project=header)[1]
         assert (OURS in answer) is seen, (path, header)
     hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     with company.client(both) as client:

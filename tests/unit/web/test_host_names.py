@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.web.guards import HostGuard
@@ -17,7 +17,14 @@ async def unused(*_arguments: object) -> None:
 GUARD = HostGuard(unused, ["paceline.example"])
 
 
-@given(st.text(st.sampled_from(string.printable + "é[]:@/%\x00"), max_size=40))
+NAMES = ("localhost", "LOCALHOST", "127.0.0.1", "[::1]", "paceline.example", "rebound.example")
+MARKS = string.printable + "é[]:@/%\x00"
+PARTS = st.sampled_from(NAMES) | st.sampled_from((":80", *MARKS))
+
+
+@example("LOCALHOST:80")
+@example("paceline.example")
+@given(st.lists(PARTS, max_size=4).map("".join) | st.text(st.sampled_from(MARKS), max_size=40))
 def test_no_header_confuses_the_guard(host: str) -> None:
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.removesuffix(":").lower()
