@@ -10,7 +10,7 @@ from app.platform.container import Container
 from app.platform.database.engine import make_engine
 from app.platform.object_store import Objects
 from app.platform.settings import Settings
-from app.task_kinds import ACTING, ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY
+from app.task_kinds import ACTING, ANALYSIS, DELIVERY, INVENTORY, PLANNING, READING, SUMMARY
 
 __all__ = ["Container", "build", "object_store"]
 
@@ -36,7 +36,8 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ACTING, ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY)}
+    durable = (ACTING, ANALYSIS, DELIVERY, INVENTORY, PLANNING, READING, SUMMARY)
+    kinds = {kind.name: kind for kind in durable}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue

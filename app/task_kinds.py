@@ -27,6 +27,7 @@ from app.platform.database.task_runs import (
     DELIVER_ALERT,
     PLAN_TEMPLATE,
     READ_HANG,
+    READ_SCHEDULER,
     SEND_SUMMARY,
 )
 from app.platform.database.unit_of_work import UnitOfWork
@@ -60,6 +61,23 @@ def _follow(tx: UnitOfWork, action: uuid.UUID, state: TaskState, error: TaskErro
 
 
 ACTING: Final = TaskKind(name=ACT_ON_MACHINE, queue=IO_QUEUE, run=_run, follow=_follow)
+
+
+def _read_scheduler(container: Container, claim: Claim) -> None:
+    # Most processes read none.
+    from app.actions.scheduled import read_scheduler  # noqa: PLC0415 - see above
+
+    read_scheduler(container, claim)
+
+
+def _no_follow(tx: UnitOfWork, inventory: uuid.UUID, state: TaskState, error: object) -> None:
+    """Leave an inventory as it is: a later pass reads the scheduler again."""
+    del tx, inventory, state, error
+
+
+INVENTORY: Final = TaskKind(
+    name=READ_SCHEDULER, queue=IO_QUEUE, run=_read_scheduler, follow=_no_follow
+)
 
 
 def _deliver(container: Container, claim: Claim) -> None:

@@ -53,7 +53,7 @@ from app.mcp.server import make_server
 from app.platform.container import Container
 from app.platform.database import migrate
 from app.platform.logs import log_of_a_command
-from app.platform.outbound import AddressGuard, Outbound, Response
+from app.platform.outbound import MAX_ANSWER_BYTES, AddressGuard, Outbound, Response
 from app.platform.settings import Settings
 from app.run.application import create_app
 from tests.support import postgres
@@ -474,9 +474,16 @@ class Kept(Outbound):
         self.requests: list[str] = []
 
     def request(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Response:
         """Record a request, and return a success."""
+        del max_bytes
         head = [f"{method} {url}", *(f"{name}: {value}" for name, value in headers.items())]
         content = (body or b"").decode()
         with contextlib.suppress(ValueError):

@@ -14,14 +14,31 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
-from sqlalchemy import ARRAY, Text, any_, exists, func, literal, or_, select, update
+from sqlalchemy import ARRAY, Select, Text, any_, exists, func, literal, or_, select, update
+from sqlalchemy.orm import aliased
 
 from app.access.audit import Action, record
 from app.actions.hangs import report_hangs
-from app.actions.kinds.kind import TIME_BETWEEN_MACHINES, Case, Fleet, Limit, limits_of
+from app.actions.kinds.kind import (
+    MAX_DATA_AGE,
+    TIME_BETWEEN_MACHINES,
+    Case,
+    Fleet,
+    Limit,
+    limits_of,
+)
 from app.actions.kinds.registry import KINDS as REGISTRY_KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
 from app.actions.policies import open_config
+from app.actions.scheduled import (
+    KNOWN_FOR,
+    SCHEDULERS,
+    UNSEEN,
+    Sighting,
+    counted_nodes,
+    is_confirmed,
+    sightings,
+)
 from app.actions.store import (
     audit_name,
     is_stopped,
@@ -36,8 +53,10 @@ from app.errors import SecretKeyError
 from app.hosts.models import HostReading
 from app.hosts.probes import is_cleared_since
 from app.hosts.repairs import Outcome, latest_repairs
+from app.incidents.conditions import SESSIONS_CLEAR
 from app.incidents.held_machines import machine_of
 from app.incidents.lifecycle import Incident
+from app.incidents.models.facts import Facts, facts_of
 from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
 from app.incidents.store import incident_of
 from app.jobs.models import Job
@@ -47,10 +66,8 @@ from app.platform.database.task_runs import ACT_ON_MACHINE, TaskRun
 from app.platform.database.tenant_scope import COUNTS_EVERYWHERE
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import INSTALLATION
-from app.sessions.models.tables import Session
+from app.sessions.models.tables import Session, StoredVerdict
 
-# A node without a session for this time no longer counts as a known node.
-KNOWN_FOR: Final = timedelta(days=30)
 # Sessions of at least this age no longer count against a machine.
 BLAMED_FOR: Final = timedelta(days=7)
 # Data of machines count as late if a session waits longer than this for its analysis.
@@ -58,6 +75,11 @@ BEHIND_AFTER: Final = timedelta(minutes=10)
 # Maximum of incidents and of sessions that a pass reads, the oldest incidents first.
 MOST_INCIDENTS: Final = 1000
 MOST_SESSIONS: Final = 20_000
+# Maximum of ended incidents that a pass checks for forged sessions, the latest first.
+MOST_ENDED: Final = 100
+
+# States of incidents that a user is working on.
+IN_HAND: Final = (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
 
 _MACHINES: Final = [name for name, kind in KINDS.items() if kind.blames_machine]
 
@@ -66,11 +88,38 @@ _MACHINES: Final = [name for name, kind in KINDS.items() if kind.blames_machine]
 class Blamed:
     """A blamed machine, its incidents, and its cause with the highest confidence."""
 
-    case: Case
+    case: Case  # evidence without what depends on the kind of action; see `case_for`
+    sighting: Sighting
     incidents: tuple[Incident, ...]  # incidents that blame the machine, the oldest first
     jobs: Mapping[uuid.UUID, str]  # names of jobs by incident
     gpus: tuple[str, ...]  # GPUs at fault: UUIDs if known, else their names on the host
     lost_each_hour: float | None
+
+    @property
+    def counted_sessions(self) -> int:
+        """Return the number of sessions to show: the confirmed ones, if there are any."""
+        return self.case.confirmed or self.case.sessions
+
+    def case_for(self, kind: str) -> Case:
+        """Return the evidence for a kind of action.
+
+        A kind with a scheduler acts only on nodes on which this scheduler ran the project's jobs. A
+        kind without one needs a session that names the node, and no scheduler that ran jobs only of
+        other projects there.
+        """
+        seen = self.sighting
+        kinds = set(seen.kinds)
+        known = self.case.known and not seen.elsewhere
+        if kind in SCHEDULERS:
+            kinds &= {kind}
+            known = bool(kinds)
+        answers = [at for each, at in seen.kinds.items() if each in kinds and at is not None]
+        return replace(
+            self.case,
+            known=known,
+            is_other_project=bool(kinds & seen.lost),
+            scheduler_at=max(answers, default=None),
+        )
 
 
 def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
@@ -83,22 +132,21 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
         .where(MachineAction.ordered_at > tx.now - TIME_BETWEEN_MACHINES, of_machines)
         .group_by(MachineAction.host)
     )
-    nodes_seen = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
-    nodes = select(func.count(HostReading.host.distinct())).where(*nodes_seen)
+    nodes = counted_nodes(tx)
     waiting = exists().where(
         Session.state.in_((SessionState.QUEUED, SessionState.ANALYZING)),
         Session.received_at < tx.now - BEHIND_AFTER,
     )
     everywhere = select(
         select(func.count(MachineAction.host.distinct())).where(*is_out).scalar_subquery(),
-        nodes.scalar_subquery(),
+        nodes,
     )
     out_everywhere, nodes_everywhere = tx.session.execute(
         everywhere, execution_options=COUNTS_EVERYWHERE
     ).one()
     return Fleet(
         now=tx.now,
-        nodes=tx.session.execute(nodes).scalar_one(),
+        nodes=tx.session.execute(select(nodes)).scalar_one(),
         out=frozenset(
             tx.session.execute(select(MachineAction.host).where(*is_out).distinct()).scalars()
         ),
@@ -119,22 +167,15 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         Names of the machines to return; by default all.
     """
     by_host: dict[str, list[tuple[Incident, str]]] = {}
-    document = AlertIncident.document
-    rows = tx.session.execute(
-        select(AlertIncident, Job.name)
-        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-        .where(
-            AlertIncident.state.in_(IncidentState.TOLD),
-            document["where"].astext != "",
-            or_(
-                document["cause"].astext.in_(_MACHINES),
-                document["notice"]["cause"].astext.in_(_MACHINES),
-            ),
-        )
-        .order_by(AlertIncident.fired_at, AlertIncident.id)
-        .limit(MOST_INCIDENTS)
-    )
+    rows = [
+        *tx.session.execute(
+            _about_machines()
+            .where(AlertIncident.state.in_(IncidentState.TOLD))
+            .order_by(AlertIncident.fired_at, AlertIncident.id)
+            .limit(MOST_INCIDENTS)
+        ),
+        *_ended_without_proof(tx),
+    ]
     for row, job in rows:
         incident = incident_of(row)
         host = machine_of(incident)
@@ -149,7 +190,8 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         since[host] = max(since[host], repair.at)
     for host, at in put_back.items():
         since[host] = max(since[host], at)
-    sessions = _sessions(tx, since)
+    sessions, confirmed = _sessions(tx, since)
+    seen = sightings(tx, hosts)
     recent = frozenset(
         tx.session.execute(
             select(HostReading.host)
@@ -162,44 +204,73 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         ).scalars()
     )
     return [
-        _blamed(host, blaming, host in recent, sessions.get(host, 0), put_back.get(host))
+        _blamed(
+            Case(
+                node=host,
+                guessed=False,
+                known=host in recent,
+                in_hand=False,
+                measured_at=None,
+                confidence=None,
+                sessions=len(sessions.get(host, ())),
+                put_back_at=put_back.get(host),
+            ),
+            blaming,
+            confirmed.get(host, ()),
+            _proof(tx, blaming, confirmed.get(host, ())),
+            seen.get(host, UNSEEN),
+        )
         for host, blaming in by_host.items()
     ]
 
 
 def _blamed(
-    host: str,
+    case: Case,
     blaming: Sequence[tuple[Incident, str]],
-    known: bool,  # noqa: FBT001 - always passed with the others
-    sessions: int,
-    put_back_at: datetime | None,
+    confirmed: Sequence[uuid.UUID],
+    proof: Facts | None,
+    sighting: Sighting,
 ) -> Blamed:
+    """Return a blamed machine.
+
+    Parameters
+    ----------
+    confirmed : sequence of UUID
+        Sessions that blame the machine and whose job a scheduler saw on it.
+    proof : Facts or None
+        Facts of such a session if no incident has them.
+    """
+    host = case.node
     incidents = tuple(incident for incident, _ in blaming)
     of_facts = [
-        (incident.facts, cause)
-        for incident in incidents
-        if incident.facts is not None
-        for cause in incident.facts.causes
+        (facts, cause)
+        for facts in [*(incident.facts for incident in incidents), proof]
+        if facts is not None
+        for cause in facts.causes
         if host in cause.where and blames_machine(cause.cause)
     ]
-    # The cause with the highest confidence counts, with the session that found it.
-    best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
+    # The cause with the highest confidence counts, with the session that found it. Confirmed
+    # sessions come first, so that a forged one does not raise the confidence.
+    best = max(
+        of_facts,
+        key=lambda pair: (pair[0].session in confirmed, pair[1].confidence or 0.0),
+        default=None,
+    )
     facts, cause = best or (None, None)
     gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
     return Blamed(
-        case=Case(
-            node=host,
+        case=replace(
+            case,
             guessed=any(
                 incident.facts is not None and incident.facts.has_guessed_name(host)
                 for incident in incidents
             ),
-            known=known,
-            in_hand=any(i.state is not IncidentState.FIRING for i in incidents),
+            in_hand=any(incident.state in IN_HAND for incident in incidents),
             measured_at=None if facts is None else facts.received_at,
             confidence=None if cause is None else cause.confidence,
-            sessions=sessions,
-            put_back_at=put_back_at,
+            confirmed=len(confirmed) if facts is not None and facts.session in confirmed else 0,
         ),
+        sighting=sighting,
         incidents=incidents,
         jobs={incident.id: job for incident, job in blaming},
         gpus=tuple(dict.fromkeys(gpu for gpu in gpus if gpu)),
@@ -207,16 +278,119 @@ def _blamed(
     )
 
 
+def _proof(
+    tx: Reads, blaming: Sequence[tuple[Incident, str]], confirmed: Sequence[uuid.UUID]
+) -> Facts | None:
+    """Return the facts of the latest confirmed session if no incident has those of any.
+
+    An incident keeps the facts of its latest session, which may be forged.
+    """
+    sessions = {incident.facts.session for incident, _ in blaming if incident.facts is not None}
+    if not confirmed or not sessions.isdisjoint(confirmed):
+        return None
+    row = tx.session.execute(
+        select(
+            StoredVerdict.document, Session.attempt, Session.number, Session.received_at, Job.name
+        )
+        .join(Session, Session.id == StoredVerdict.session_id)
+        .join(Job, Job.id == Session.job_id)
+        .where(StoredVerdict.session_id == confirmed[0])
+    ).one_or_none()
+    if row is None:
+        return None
+    verdict, attempt, number, received_at, job = row
+    return facts_of(
+        verdict,
+        session=confirmed[0],
+        job=job,
+        attempt=attempt,
+        number=number,
+        received_at=received_at,
+        labels={},
+    )
+
+
+def _about_machines() -> Select[AlertIncident, str]:
+    """Return the query of incidents that blame a machine, with the names of their jobs."""
+    document = AlertIncident.document
+    return (
+        select(AlertIncident, Job.name)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(
+            document["where"].astext != "",
+            or_(
+                document["cause"].astext.in_(_MACHINES),
+                document["notice"]["cause"].astext.in_(_MACHINES),
+            ),
+        )
+    )
+
+
+def _ended_without_proof(tx: Reads) -> list[tuple[AlertIncident, str]]:
+    """Return incidents that healthy sessions ended although the scheduler confirms none of these.
+
+    The session that blamed the machine last is confirmed, and no later one of the job is: the
+    healthy sessions may be forged, so the incident still counts as long as its evidence is fresh.
+    """
+    last = aliased(HostReading)
+    ended = tx.session.execute(
+        _about_machines()
+        .where(
+            AlertIncident.state == IncidentState.RESOLVED,
+            AlertIncident.fired_at > tx.now - BLAMED_FOR,
+            AlertIncident.resolved_at > tx.now - MAX_DATA_AGE,
+            AlertIncident.document["why_resolved"].astext == SESSIONS_CLEAR,
+        )
+        .order_by(AlertIncident.resolved_at.desc())
+        .limit(MOST_ENDED)
+    ).all()
+    kept = []
+    for row, job in ended:
+        incident = incident_of(row)
+        if incident.facts is None:
+            continue
+        session = incident.facts.session
+        blamed = select(HostReading.host).where(
+            HostReading.session_id == session,
+            HostReading.host == machine_of(incident),
+            is_confirmed(),
+        )
+        later = (
+            select(HostReading.host)
+            .join(last, last.job_id == HostReading.job_id)
+            .where(
+                last.session_id == session,
+                HostReading.received_at > last.received_at,
+                is_confirmed(),
+            )
+        )
+        is_blamed = tx.session.execute(blamed.limit(1)).first() is not None
+        if is_blamed and tx.session.execute(later.limit(1)).first() is None:
+            kept.append((row, job))
+    return kept
+
+
 def _any_of(hosts: Collection[str]) -> object:
     return any_(literal(list(hosts), ARRAY(Text)))
 
 
-def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
-    """Return for each host the number of sessions whose verdict blames its recorded name."""
+def _sessions(
+    tx: Reads, since: Mapping[str, datetime]
+) -> tuple[Mapping[str, Sequence[uuid.UUID]], Mapping[str, Sequence[uuid.UUID]]]:
+    """Return for each host the sessions whose verdict blames its recorded name.
+
+    Returns
+    -------
+    tuple of mappings of str to sequence of UUID
+        All such sessions, and those whose job a scheduler saw on the host; the latest first.
+    """
+    sessions: dict[str, list[uuid.UUID]] = {}
+    confirmed: dict[str, list[uuid.UUID]] = {}
     if not since:
-        return {}
+        return sessions, confirmed
     rows = tx.session.execute(
-        select(HostReading.host, HostReading.received_at)
+        select(HostReading.host, HostReading.received_at, HostReading.session_id, is_confirmed())
         .where(
             HostReading.host == _any_of(since),
             HostReading.cause.is_not(None),
@@ -226,11 +400,12 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
         .order_by(HostReading.received_at.desc())
         .limit(MOST_SESSIONS)
     )
-    counts: dict[str, int] = {}
-    for host, received_at in rows:
+    for host, received_at, session, is_so in rows:
         if received_at > since[host]:
-            counts[host] = counts.get(host, 0) + 1
-    return counts
+            sessions.setdefault(host, []).append(session)
+            if is_so:
+                confirmed.setdefault(host, []).append(session)
+    return sessions, confirmed
 
 
 def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
@@ -276,8 +451,12 @@ def decide(container: Container) -> int:
             begun += report_hangs(tx, policies, stopped=stopped)
             fleet = fleet_of(tx, stopped=stopped)
             for blamed in blamed_machines(tx):
-                limits = limits_of(blamed.case, fleet)
-                ordered = [_apply_policy(container, tx, each, blamed, limits) for each in policies]
+                ordered = [
+                    _apply_policy(
+                        container, tx, each, blamed, limits_of(blamed.case_for(each.kind), fleet)
+                    )
+                    for each in policies
+                ]
                 if any(ordered):
                     begun += sum(ordered)
                     fleet = replace(
@@ -337,7 +516,7 @@ def _apply_policy(
             cause=news.diagnosed_cause,
             gpus=list(blamed.gpus),
             confidence=blamed.case.confidence,
-            sessions=blamed.case.sessions,
+            sessions=blamed.counted_sessions,
             lost_each_hour=blamed.lost_each_hour,
             state=ActionState.HELD,
             limits=[],
@@ -352,7 +531,7 @@ def _apply_policy(
     evidence = {
         "gpus": list(blamed.gpus),
         "confidence": blamed.case.confidence,
-        "sessions": blamed.case.sessions,
+        "sessions": blamed.counted_sessions,
         "lost_each_hour": blamed.lost_each_hour,
         "limits": [str(limit) for limit in limits],
     }
@@ -412,7 +591,7 @@ def _withdraw(tx: UnitOfWork) -> None:
     """Withdraw actions that were not done yet if their incident ended or their policy is off."""
     going_on = exists().where(
         AlertIncident.id == MachineAction.incident_id, AlertIncident.state.in_(IncidentState.TOLD)
-    )
+    ) | MachineAction.incident_id.in_([row.id for row, _ in _ended_without_proof(tx)])
     in_force = exists().where(
         ActionPolicy.kind == MachineAction.kind, ActionPolicy.mode != ActionMode.OFF
     )
@@ -436,7 +615,13 @@ def _release(tx: UnitOfWork) -> int:
             )
         ).scalars()
     )
-    repairs = latest_repairs(tx, {row.host for row in rows}) if rows else {}
+    hosts = {row.host for row in rows}
+    # Where schedulers see the project's jobs, only sessions that they confirm prove a repair.
+    seen = {host for host, each in sightings(tx, hosts).items() if each.kinds} if rows else set()
+    repairs = {
+        **latest_repairs(tx, hosts - seen),
+        **latest_repairs(tx, seen, proven_by=is_confirmed()),
+    }
     begun = 0
     for row in rows:
         repair = repairs.get(row.host)

@@ -1,4 +1,4 @@
-"""Tables of actions on machines: policies, the kill switch, and the actions with their states."""
+"""Tables of actions on machines: policies, kill switch, schedulers' inventories, and actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum, nonmember
 from typing import Any
 
-from sqlalchemy import Double, Index, Uuid, text
+from sqlalchemy import Double, Index, UniqueConstraint, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -85,6 +85,49 @@ class ActionSwitch(OfProject, Base):
     stopped_at: Mapped[datetime | None]
     stopped_by: Mapped[str | None]
     reason: Mapped[str | None]
+
+
+class SchedulerInventory(OfProject, Base):
+    """The inventory of a policy's scheduler: when it is read next, and the last outcome."""
+
+    __tablename__ = "scheduler_inventory"
+    __table_args__ = (in_project(), UniqueConstraint("project_id", "kind"))
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # Kind of action whose policy names the scheduler
+    kind: Mapped[str]
+    next_at: Mapped[datetime]
+    # Number of failed attempts since the last answer
+    failures: Mapped[int]
+    answered_at: Mapped[datetime | None]
+    # error_code, error: outcome of the last attempt; null after an answer
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+
+
+class ScheduledNode(OfProject, Base):
+    """A node on which a scheduler ran a job of the project, according to the scheduler itself.
+
+    Only inventories of schedulers write these rows: no sender of sessions can create one.
+    """
+
+    __tablename__ = "scheduled_node"
+    __table_args__ = (
+        in_project(),
+        Index("ix_scheduled_node_node_id", "node_id"),
+        Index("ix_scheduled_node_node", "node"),
+    )
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    node: Mapped[str] = mapped_column(primary_key=True)
+    # Name of the job as in `HostReading.launched_as`
+    job: Mapped[str] = mapped_column(primary_key=True)
+    # Kind of action whose scheduler it is
+    kind: Mapped[str]
+    # Identifies the node among those of all policies of the kind
+    node_id: Mapped[str]
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
 
 
 class MachineAction(OfProject, Base):

@@ -124,4 +124,4 @@ def _current_hard_limits(
         raise ConflictError(
             "No open incident blames the machine any more.", code="action.no_incident"
         )
-    return hard_limits(limits_of(blamed[0].case, fleet))
+    return hard_limits(limits_of(blamed[0].case_for(row.kind), fleet))

@@ -28,7 +28,13 @@ from app.actions.listed import (
     exported_actions,
 )
 from app.actions.models import ActionMode, ActionState
-from app.actions.policies import NO_SCONTROL, PolicyView, SwitchView, list_policies
+from app.actions.policies import (
+    NO_SCONTROL,
+    PolicyView,
+    SchedulerView,
+    SwitchView,
+    list_policies,
+)
 from app.analysis.wording import hours
 from app.incidents.message import cause_name
 from app.platform.identity import Right
@@ -320,7 +326,10 @@ def actions_page(
         note += f"; {count(listed.page.first)} to {count(listed.page.last)}"
     waiting = listed.counts.get(ActionState.ASKED, 0)
     content: list[object] = [*lines, sorted(listed.counts.items()), listed.switch]
-    content += [(policy.kind, policy.mode, policy.changed_at) for policy in listed.policies]
+    content += [
+        (policy.kind, policy.mode, policy.changed_at, _scheduler_said(policy.scheduler))
+        for policy in listed.policies
+    ]
     return ActionsPage(
         now=listed.now,
         title=f"Actions: {count(waiting)} ask"
@@ -421,12 +430,15 @@ def _policy(policy: PolicyView, *, scontrol: bool) -> PolicyLine:
     is_set = policy.changed_at is not None
     chosen = policy.mode if is_set else ActionMode.DRY_RUN
     hosts = ", ".join(host for host in policy.secrets.values() if host)
-    hint = MODES[policy.mode].hint
+    parts = [MODES[policy.mode].hint]
+    parts += [f"to {hosts}"] if hosts else []
+    if kind.scheduler is not None and policy.mode is not ActionMode.OFF:
+        parts.append(_scheduler_said(policy.scheduler))
     return PolicyLine(
         kind=policy.kind,
         title=kind.title,
         mode=MODES[policy.mode].word if is_set else "Not configured",
-        hint=f"{hint}; to {hosts}" if is_set and hosts else hint if is_set else "",
+        hint="; ".join(parts) if is_set else "",
         changed_at=policy.changed_at,
         changed_by=policy.changed_by or "",
         fields=fields_of(
@@ -441,6 +453,14 @@ def _policy(policy: PolicyView, *, scontrol: bool) -> PolicyLine:
         chosen=chosen,
         unavailable=NO_SCONTROL if kind.needs_scontrol and not scontrol else "",
     )
+
+
+def _scheduler_said(scheduler: SchedulerView | None) -> str:
+    """Return what the scheduler said last about the project's nodes, as a part of a sentence."""
+    if scheduler is None or (scheduler.answered_at is None and scheduler.error is None):
+        return "the scheduler has not been asked yet"
+    known = f"the scheduler ran jobs of this project on {plural(scheduler.nodes, 'node')}"
+    return known if scheduler.error is None else f"{known}; {scheduler.error.removesuffix('.')}"
 
 
 # Maximum length in characters of a filter; no host name is longer.

@@ -10,6 +10,7 @@ drained, and an event has the same id.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -18,11 +19,12 @@ import structlog
 from sqlalchemy import delete, select, union
 
 from app.access.audit import Action, record
-from app.actions.decide import decide
-from app.actions.kinds.kind import ActionKind, AttemptTools, HangOrder, Limit, Order
+from app.actions.decide import blamed_machines, decide, fleet_of
+from app.actions.kinds.kind import ActionKind, HangOrder, Limit, Order, hard_limits, limits_of
 from app.actions.kinds.registry import KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
 from app.actions.policies import open_config
+from app.actions.scheduled import queue_inventories, tools_of
 from app.actions.store import (
     audit_name,
     hang_order_of,
@@ -37,7 +39,7 @@ from app.incidents.held_machines import is_one_node
 from app.platform.container import Claim, Container
 from app.platform.database.projects import is_there
 from app.platform.database.states import TaskState
-from app.platform.database.task_runs import ACT_ON_MACHINE, TaskRun
+from app.platform.database.task_runs import ACT_ON_MACHINE, READ_SCHEDULER, TaskRun
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import INSTALLATION
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, wait_before
@@ -86,10 +88,9 @@ def perform(container: Container, claim: Claim) -> None:
 
 def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
     settings = container.settings
-    scontrol = None if settings.slurm_scontrol is None else str(settings.slurm_scontrol)
     kind, order = started.kind, started.order
     with Outbound(guard(settings), settings.alert_attempt_limit_s) as outbound:
-        means = AttemptTools(outbound, scontrol)
+        means = tools_of(settings, outbound)
         if isinstance(order, HangOrder):
             if kind.report_hang is None:
                 raise DeliveryError("action.no_hangs", "The kind tells of no job.", permanent=True)
@@ -108,13 +109,16 @@ def _start(container: Container, claim: Claim) -> _Started | None:
             select(ActionPolicy).where(ActionPolicy.kind == row.kind)
         ).scalar_one()
         release = row.state is ActionState.RELEASING
-        held = _held_by(container, switch, row)
-        if release and held is Limit.STOPPED:
+        if release and is_stopped(container.settings, switch):
             row.next_attempt_at = tx.now + STOPPED_FOR
-        elif not release and (held is not None or policy.mode not in ActionMode.ACTING):
+        elif not release and (
+            (limits := _present_limits(container, tx, switch, row)) is None
+            or limits
+            or policy.mode not in ActionMode.ACTING
+        ):
             # The next pass decides again on an action that is held.
             row.state = ActionState.HELD
-            row.limits = [] if held is None else [held]
+            row.limits = list(limits or ())
             row.ordered_at = row.ordered_by = None
         else:
             row.attempt += 1
@@ -130,11 +134,30 @@ def _start(container: Container, claim: Claim) -> _Started | None:
     return None
 
 
-def _held_by(container: Container, switch: ActionSwitch, row: MachineAction) -> Limit | None:
-    if is_stopped(container.settings, switch):
-        return Limit.STOPPED
-    is_valid = row.hang is not None or is_one_node(row.host)
-    return None if is_valid else Limit.NOT_ONE_NODE
+def _present_limits(
+    container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
+) -> Sequence[Limit] | None:
+    """Return the limits that hold an ordered action, which may have changed since the decision.
+
+    A later attempt is held by limits that no user can override only, because an earlier attempt may
+    have acted on the machine.
+
+    Returns
+    -------
+    sequence of Limit, or None
+        None if no incident blames the machine any more, and no user approved the action.
+    """
+    stopped = is_stopped(container.settings, switch)
+    if stopped or row.hang is not None:
+        return [Limit.STOPPED] * stopped
+    if not is_one_node(row.host):
+        return [Limit.NOT_ONE_NODE]
+    only_hard = row.attempt > 0 or row.ordered_by is not None
+    blamed = blamed_machines(tx, {row.host})
+    if not blamed:
+        return [] if only_hard else None
+    limits = limits_of(blamed[0].case_for(row.kind), fleet_of(tx, stopped=stopped))
+    return hard_limits(limits) if only_hard else limits
 
 
 def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryError) -> None:
@@ -193,7 +216,8 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[ActionSwitch, MachineAction |
         return switch, None
 
 
-# Task runs of actions are kept for this time, for inspection; actions are kept forever.
+# Task runs of actions and of inventories are kept for this time, for inspection; actions are kept
+# forever.
 TASK_RUNS_KEPT: Final = timedelta(hours=1)
 
 # States that may change without an order of a user.
@@ -202,6 +226,7 @@ _LIVE: Final = (*ActionState.UNDECIDED, *ActionState.OUT)
 
 def sweep_actions(container: Container) -> int:
     """Run one pass over all projects; return the number of ordered and released actions."""
+    queue_inventories(container)
     everywhere = container.everywhere()
     with everywhere.uow() as tx:
         policies = select(ActionPolicy.project_id).where(
@@ -213,7 +238,7 @@ def sweep_actions(container: Container) -> int:
         projects = sorted(tx.session.execute(union(policies, actions)).scalars())
         tx.session.execute(
             delete(TaskRun).where(
-                TaskRun.kind == ACT_ON_MACHINE,
+                TaskRun.kind.in_((ACT_ON_MACHINE, READ_SCHEDULER)),
                 TaskRun.state.in_(TaskState.OVER),
                 TaskRun.finished_at < tx.now - TASK_RUNS_KEPT,
             )

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import select
+from pydantic import ValidationError
+from sqlalchemy import delete, func, select
 
 from app.access.audit import Action, record
 from app.actions.kinds.kind import ActionKind
 from app.actions.kinds.registry import KINDS
-from app.actions.models import ActionMode, ActionPolicy, ActionSwitch
+from app.actions.models import (
+    ActionMode,
+    ActionPolicy,
+    ActionSwitch,
+    ScheduledNode,
+    SchedulerInventory,
+)
 from app.actions.store import lock_switch
 from app.errors import InvalidActionError, NotFoundError
 from app.incidents.channel_settings import changed_config, refuse_private
 from app.incidents.secrets import hints, seal, unseal
 from app.platform.container import Container
-from app.platform.database.unit_of_work import Reads
+from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.settings import Settings
 
 NO_SCONTROL: Final = (
     "Actions of this kind need PACELINE_SLURM_SCONTROL, the path of scontrol: they act with the "
     "rights of the server's own user."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """What the scheduler of a kind of action said last about the project's jobs."""
+
+    answered_at: datetime | None  # None if it has not answered yet
+    nodes: int  # number of nodes on which it ran jobs of the project lately
+    # error_code, error: why the last attempt failed; None after an answer
+    error_code: str | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,8 @@ class PolicyView:
     # changed_at, changed_by: None if the policy was never set
     changed_at: datetime | None
     changed_by: str | None
+    # None for kinds without a scheduler, and before the scheduler was asked
+    scheduler: SchedulerView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,7 @@ class SwitchView:
 def list_policies(tx: Reads) -> list[PolicyView]:
     """Return the policies of all kinds of actions; a policy that was never set is off."""
     rows = {row.kind: row for row in tx.session.execute(select(ActionPolicy)).scalars()}
-    return [_view(kind, rows.get(kind.name)) for kind in KINDS.values()]
+    return [_view(tx, kind, rows.get(kind.name)) for kind in KINDS.values()]
 
 
 def get_policy(tx: Reads, name: str) -> PolicyView:
@@ -68,7 +88,7 @@ def get_policy(tx: Reads, name: str) -> PolicyView:
     NotFoundError
     """
     row = tx.session.execute(select(ActionPolicy).where(ActionPolicy.kind == name))
-    return _view(kind_of(name), row.scalar_one_or_none())
+    return _view(tx, kind_of(name), row.scalar_one_or_none())
 
 
 def set_policy(
@@ -106,6 +126,8 @@ def set_policy(
         row.config, row.secrets = shown, seal(container.settings, secrets)
         row.secret_hints = hints(secrets)
         row.changed_at, row.changed_by = now, container.principal.name
+        if kind.scheduler is not None:
+            _read_soon(tx, kind.name, forget=_scope(kind, stored) != _scope(kind, shown | secrets))
         given = [f"mode {row.mode}"] * (mode is not None)
         # The audit log gets the names of the settings only, because values may be secrets.
         given += ["configuration"] * (config is not None)
@@ -117,7 +139,42 @@ def set_policy(
             detail=", ".join(given),
         )
         tx.session.flush()
-        return _view(kind, row)
+        return _view(tx, kind, row)
+
+
+def _scope(kind: ActionKind, config: Mapping[str, Any]) -> Sequence[str] | None:
+    """Return what selects the project's jobs in a configuration; None without a configuration."""
+    if kind.scheduler is None or not config:
+        return None
+    try:
+        return kind.scheduler.scope(kind.config.validate_python(config))
+    except ValidationError:
+        # An older version stored it: the configuration that replaces it is of another scope.
+        return None
+
+
+def _read_soon(tx: UnitOfWork, name: str, *, forget: bool) -> None:
+    """Let the scheduler of a kind be read in the next pass.
+
+    Parameters
+    ----------
+    forget : bool
+        Whether the stored placements are deleted, because they are of another scope.
+    """
+    inventory = inventory_of(tx, name)
+    if inventory is not None:
+        inventory.next_at, inventory.failures = tx.now, 0
+    if forget:
+        tx.session.execute(delete(ScheduledNode).where(ScheduledNode.kind == name))
+        if inventory is not None:
+            inventory.answered_at = inventory.error_code = inventory.error = None
+
+
+def inventory_of(tx: Reads, name: str) -> SchedulerInventory | None:
+    """Return the inventory of a kind's scheduler; None if it was never due."""
+    return tx.session.execute(
+        select(SchedulerInventory).where(SchedulerInventory.kind == name)
+    ).scalar_one_or_none()
 
 
 def get_switch(settings: Settings, tx: Reads) -> SwitchView:
@@ -185,7 +242,7 @@ def open_config(settings: Settings, row: ActionPolicy) -> Any:  # noqa: ANN401 -
     return KINDS[row.kind].config.validate_python(row.config | unseal(settings, row.secrets))
 
 
-def _view(kind: ActionKind, row: ActionPolicy | None) -> PolicyView:
+def _view(tx: Reads, kind: ActionKind, row: ActionPolicy | None) -> PolicyView:
     if row is None:
         return PolicyView(kind.name, kind.title, ActionMode.OFF, {}, {}, None, None)
     return PolicyView(
@@ -196,4 +253,15 @@ def _view(kind: ActionKind, row: ActionPolicy | None) -> PolicyView:
         row.secret_hints,
         row.changed_at,
         row.changed_by,
+        None if kind.scheduler is None else _scheduler(tx, kind.name),
     )
+
+
+def _scheduler(tx: Reads, name: str) -> SchedulerView | None:
+    inventory = inventory_of(tx, name)
+    if inventory is None:
+        return None
+    nodes = tx.session.execute(
+        select(func.count(ScheduledNode.node.distinct())).where(ScheduledNode.kind == name)
+    ).scalar_one()
+    return SchedulerView(inventory.answered_at, nodes, inventory.error_code, inventory.error)

@@ -61,6 +61,9 @@ class HostReading(OfProject, Base):
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     # whether the host's name may be a container's
     guessed: Mapped[bool] = mapped_column(server_default=text("false"))
+    # names that schedulers have for the session's processes on the host, as the sender claims:
+    # ``slurm/81``, ``kubernetes/ml/llama-0``; null without any
+    launched_as: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
 
 
 class HostWeek(OfProject, Base):

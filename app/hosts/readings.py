@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from sqlalchemy import delete, select
@@ -23,6 +23,8 @@ from app.sessions.models.tables import Session
 # Largest share of a job's hosts that machines are blamed for: a cause on more hosts is due to the
 # job's code, data or network.
 MOST_AT_FAULT: Final = 0.5
+# Maximum of names of a session's processes on a host: a pod for each of its ranks, and the job.
+MOST_NAMES: Final = 65
 # Least excess of a worker, so that a cause can be divided even if no worker has any excess.
 _LEAST_EXCESS: Final = 1e-6
 
@@ -57,6 +59,9 @@ class Reading:
     lost_each_hour: float  # GPU-hours that the job loses by such causes in each hour
     gpus: tuple[GpuReading, ...] = ()  # by name; empty if the GPUs are not known
     guessed: bool = False  # whether the host's name may be that of a container
+    # Names that schedulers have for the session's processes on it, as the sender claims:
+    # ``slurm/81``, ``kubernetes/ml/llama-0``
+    launched_as: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,8 +95,12 @@ def readings_of(report: Report) -> tuple[Reading, ...]:
     ranks = Counter(report.hosts.values())
     cells = _cells_by_host(report)
     blamed = _blamed(report)
+    launched_as = _launched_as(report)
     return tuple(
-        _reading(report, host, ranks[host], cells[host], blamed)
+        replace(
+            _reading(report, host, ranks[host], cells[host], blamed),
+            launched_as=launched_as[host],
+        )
         for host in sorted(cells)
         if verdict or host in blamed
     )
@@ -133,6 +142,17 @@ def _reading(
         ),
         guessed=host in report.whereabouts.guessed_hosts,
     )
+
+
+def _launched_as(report: Report) -> dict[str, tuple[str, ...]]:
+    """Return the launcher's job and the pods of each host, as schedulers name them."""
+    launcher = report.whereabouts.launcher
+    of_job = {f"{launcher['name']}/{launcher['job']}"} if {"name", "job"} <= set(launcher) else ()
+    names: dict[str, set[str]] = {host: set(of_job) for host in report.hosts.values()}
+    for rank, pod in report.whereabouts.pods.items():
+        if rank in report.hosts:
+            names[report.hosts[rank]].add(f"kubernetes/{pod}")
+    return {host: tuple(sorted(names[host])[:MOST_NAMES]) for host in names}
 
 
 def _gpu(name: str | None, uuid: str | None) -> _Gpu | None:
@@ -227,6 +247,7 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
             measured_s=measured_s,
             gpus=[asdict(gpu) for gpu in reading.gpus],
             guessed=reading.guessed,
+            launched_as=list(reading.launched_as) or None,
         )
         for reading in readings
     )

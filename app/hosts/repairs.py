@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, Text, any_, func, literal, select
+from sqlalchemy import ARRAY, ColumnElement, Text, any_, func, literal, select
 
 from app.access.audit import Action, record
 from app.errors import ConflictError, NotFoundError
@@ -171,8 +171,18 @@ def repairs_of(tx: Reads, host: str) -> list[Repair]:
     return _judged(tx, list(rows))
 
 
-def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
-    """Return the latest repair of each host that has one."""
+def latest_repairs(
+    tx: Reads, hosts: Collection[str], *, proven_by: ColumnElement[bool] | None = None
+) -> dict[str, Repair]:
+    """Return the latest repair of each host that has one.
+
+    Parameters
+    ----------
+    proven_by : condition, optional
+        Condition on the readings that judge the repairs; by default all readings do.
+    """
+    if not hosts:
+        return {}
     latest = (
         select(
             HostRepair.id,
@@ -188,7 +198,7 @@ def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
     rows = tx.session.execute(
         select(HostRepair).join(latest, latest.c.id == HostRepair.id).where(latest.c.recent == 1)
     ).scalars()
-    return {repair.host: repair for repair in _judged(tx, list(rows))}
+    return {repair.host: repair for repair in _judged(tx, list(rows), proven_by)}
 
 
 def is_known(tx: Reads, host: str) -> bool:
@@ -203,8 +213,10 @@ def no_host(host: str) -> NotFoundError:
     return NotFoundError(f"There is no host {host}: no session names it.")
 
 
-def _judged(tx: Reads, rows: list[HostRepair]) -> list[Repair]:
-    before, after = _around(tx, [row.id for row in rows])
+def _judged(
+    tx: Reads, rows: list[HostRepair], proven_by: ColumnElement[bool] | None = None
+) -> list[Repair]:
+    before, after = _around(tx, [row.id for row in rows], proven_by)
     return [
         Repair(
             row.id,
@@ -219,7 +231,9 @@ def _judged(tx: Reads, rows: list[HostRepair]) -> list[Repair]:
     ]
 
 
-def _around(tx: Reads, repairs: list[int]) -> tuple[dict[int, list[Level]], dict[int, list[Level]]]:
+def _around(
+    tx: Reads, repairs: list[int], proven_by: ColumnElement[bool] | None
+) -> tuple[dict[int, list[Level]], dict[int, list[Level]]]:
     """Return the sessions before and after each repair, nearest to the repair first."""
     later = HostReading.received_at > HostRepair.at
     distance = func.abs(func.extract("epoch", HostReading.received_at - HostRepair.at))
@@ -236,7 +250,7 @@ def _around(tx: Reads, repairs: list[int]) -> tuple[dict[int, list[Level]], dict
             .label("nearest"),
         )
         .join(HostReading, HostReading.host == HostRepair.host)
-        .where(HostRepair.id.in_(repairs))
+        .where(HostRepair.id.in_(repairs), *([] if proven_by is None else [proven_by]))
         .subquery()
     )
     before: dict[int, list[Level]] = {}

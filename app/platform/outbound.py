@@ -318,9 +318,20 @@ class Outbound:
         return self.request("POST", url, body, headers)
 
     def request(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Response:
         """Send a request and return the response, whatever its status; `check` judges the status.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Limit of the response's body; the rest is not read.
 
         Raises
         ------
@@ -339,14 +350,19 @@ class Outbound:
         # webhook.
         host = urlsplit(url).hostname or ""
         with span(method, Role.CLIENT, http__request__method=method, server__address=host) as made:
-            response = self._request(method, url, body, headers)
+            response = self._request(method, url, body, headers, max_bytes)
             made.set(http__response__status_code=response.status)
             if response.status >= BAD_REQUEST:
                 made.fail(str(response.status))
             return response
 
     def _request(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        max_bytes: int,
     ) -> Response:
         all_headers = [("User-Agent", USER_AGENT), *headers.items()]
         if (sending := current()) is not None:
@@ -359,7 +375,7 @@ class Outbound:
                         name.decode("latin-1").lower(): value.decode("latin-1")
                         for name, value in response.headers
                     },
-                    _limited(response.iter_stream()),
+                    _limited(response.iter_stream(), max_bytes),
                 )
         except httpcore.TimeoutException as error:
             raise _too_slow(self.limit_s) from error
@@ -506,14 +522,14 @@ class _Stream(httpcore.NetworkStream):
         return None
 
 
-def _limited(parts: Iterable[bytes]) -> bytes:
+def _limited(parts: Iterable[bytes], max_bytes: int) -> bytes:
     """Return the beginning of a body; the rest is not read, and the connection is closed."""
     body = bytearray()
     for part in parts:
         body += part
-        if len(body) >= MAX_ANSWER_BYTES:
+        if len(body) >= max_bytes:
             break
-    return bytes(body[:MAX_ANSWER_BYTES])
+    return bytes(body[:max_bytes])
 
 
 def _too_slow(limit_s: float) -> DeliveryError:

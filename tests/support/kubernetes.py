@@ -1,19 +1,24 @@
 """A server with the parts of Kubernetes' API that actions use; there is no cluster behind it.
 
 It follows the API's reference: merge patches replace lists and refuse an old ``resourceVersion``;
-the conditions of a status are merged by type; an event's name is unique.
+the conditions of a status are merged by type; an event's name is unique; lists
+come in pages of ``limit`` items, and of nodes without their status if the request says so.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import parse_qs, urlsplit
 
 TOKEN: Final = "token-of-a-service-account"  # noqa: S105 - of tests
 MERGE: Final = "application/merge-patch+json"
+METADATA_LIST: Final = "as=PartialObjectMetadataList"
+PODS: Final = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 Answer = tuple[int, dict[str, Any]]
 
@@ -30,6 +35,10 @@ class Kubernetes:
             }
             for name in names
         }
+        # By namespace and name
+        self.pods: dict[tuple[str, str], dict[str, Any]] = {}
+        # Items in a page at most, whatever the limit
+        self.page = 500
         self.events: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
         # How many times another client changes a node before a patch arrives
@@ -48,6 +57,9 @@ class Kubernetes:
                     status, document = owner._take(
                         self.command, self.path, body, media_type, authorized=authorized
                     )
+                    if METADATA_LIST in self.headers.get("accept", "") and status == 200:
+                        items = document["items"]
+                        document["items"] = [{"metadata": one["metadata"]} for one in items]
                 sent = json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
@@ -82,6 +94,15 @@ class Kubernetes:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
+    def run(self, namespace: str, name: str, node: str, *, phase: str = "Running") -> str:
+        """Let a pod run on a node; return its name as sessions give it."""
+        self.pods[namespace, name] = {
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"nodeName": node},
+            "status": {"phase": phase},
+        }
+        return f"kubernetes/{namespace}/{name}"
+
     def taints(self, name: str) -> list[dict[str, str]]:
         found: list[dict[str, str]] = self.nodes[name]["spec"].get("taints", [])
         return found
@@ -100,7 +121,7 @@ class Kubernetes:
         version = int(node["metadata"]["resourceVersion"]) + 1
         node["metadata"]["resourceVersion"] = str(version)
 
-    def _take(  # noqa: C901, PLR0911 - one for each answer
+    def _take(  # noqa: C901, PLR0911, PLR0912 - one for each answer
         self, method: str, path: str, body: dict[str, Any], media_type: str, *, authorized: bool
     ) -> Answer:
         self.asked.append((method, path))
@@ -113,6 +134,14 @@ class Kubernetes:
                 return 409, {"reason": "AlreadyExists"}
             self.events.append(body)
             return 201, body
+        at = urlsplit(path)
+        if method == "GET" and at.path == "/api/v1/nodes":
+            return self._list(list(self.nodes.values()), at.query)
+        if method == "GET" and (listed := PODS.fullmatch(at.path)):
+            pods = [pod for (space, _), pod in self.pods.items() if space == listed[1]]
+            if parse_qs(at.query).get("fieldSelector") == ["status.phase=Running"]:
+                pods = [pod for pod in pods if pod["status"]["phase"] == "Running"]
+            return self._list(pods, at.query)
         name, _, below = path.removeprefix("/api/v1/nodes/").partition("/")
         node = self.nodes.get(name)
         if node is None:
@@ -136,6 +165,13 @@ class Kubernetes:
         _merge(node, body)
         self._is_newer(node)
         return 200, node
+
+    def _list(self, items: list[dict[str, Any]], query: str) -> Answer:
+        asked = parse_qs(query)
+        begin = int(asked.get("continue", ["0"])[0])
+        end = begin + min(self.page, int(asked["limit"][0]))
+        more = {"continue": str(end)} if end < len(items) else {}
+        return 200, {"metadata": more, "items": json.loads(json.dumps(items[begin:end]))}
 
 
 def _merge(target: dict[str, Any], patch: dict[str, Any]) -> None:

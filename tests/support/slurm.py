@@ -1,4 +1,7 @@
-"""A cluster of two nodes on this machine: Debian's slurmctld, slurmd and munged."""
+"""A cluster of two nodes on this machine: Debian's slurmctld, slurmd and munged.
+
+Without Slurm's accounting database a job has the account that its owner names.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,18 @@ from typing import Final, Self
 
 from tests.support.waiting import wait_for
 
-NEEDED: Final = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo")
+NEEDED: Final = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sbatch", "scancel")
 NODES: Final = ("node-1", "node-2")
 MISSING: Final = "needs Slurm's daemons: apt-get install --no-install-recommends slurm-wlm munge"
 # Directories of daemons on Debian, which are not on every user's PATH.
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def scontrol() -> str:
+    """Return the path of scontrol."""
+    path = shutil.which("scontrol", path=PATH)
+    assert path is not None
+    return path
 
 
 def is_there() -> bool:
@@ -69,8 +79,11 @@ class Slurm:
 
     def scontrol(self, *arguments: str) -> str:
         """Return the output of scontrol."""
+        return self._ask("scontrol", *arguments)
+
+    def _ask(self, *command: str) -> str:
         done = subprocess.run(  # noqa: S603 - a list of arguments
-            ["scontrol", *arguments],  # noqa: S607 - by PATH
+            command,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -78,6 +91,25 @@ class Slurm:
             check=False,
         )
         return done.stdout + done.stderr
+
+    def submit(self, *nodes: str, account: str, name: str = "training") -> str:
+        """Start a job on the nodes; return its id once it runs."""
+        job = self._ask(
+            *("sbatch", "--parsable", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
+            *(f"--account={account}", f"--job-name={name}", "--output=/dev/null"),
+            "--wrap=sleep 600",
+        ).strip()
+        wait_for(lambda: job in self._ask("squeue", "-h", "-t", "R", "-o", "%A").split(), "a job")
+        return job
+
+    def cancel(self, *jobs: str) -> None:
+        """End jobs, by default all; return once they are over."""
+        jobs = jobs or tuple(self._ask("squeue", "-h", "-o", "%A").split())
+        if jobs:
+            self._ask("scancel", *jobs)
+        wait_for(
+            lambda: not set(jobs) & set(self._ask("squeue", "-h", "-o", "%A").split()), "the end"
+        )
 
     def is_drained(self, node: str) -> bool:
         """Return whether a node is drained, so that no job starts on it."""

@@ -13,12 +13,13 @@ from app.platform.database.columns import Base, Needs, OfProject, StateColumn, i
 from app.platform.database.states import TaskState
 
 # Kinds of task runs. The subject of a run is a session, a delivery of an alert, a plan, an archive
-# of a hang, or an action on a machine.
+# of a hang, an action on a machine, or the inventory of a scheduler.
 ACT_ON_MACHINE: Final = "act_on_machine"
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
 PLAN_TEMPLATE: Final = "plan_template"
 READ_HANG: Final = "read_hang"
+READ_SCHEDULER: Final = "read_scheduler"
 SEND_SUMMARY: Final = "send_summary"
 TASK_KINDS = (
     ACT_ON_MACHINE,
@@ -26,6 +27,7 @@ TASK_KINDS = (
     DELIVER_ALERT,
     PLAN_TEMPLATE,
     READ_HANG,
+    READ_SCHEDULER,
     SEND_SUMMARY,
 )
 

@@ -6,12 +6,18 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import ip_network
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.actions.kinds.kind import AttemptTools, Order
-from app.actions.kinds.kubernetes import CORDONED_BY, KubernetesConfig, act, release
+from app.actions.kinds.kind import AttemptTools, Order, Placement
+from app.actions.kinds.kubernetes import (
+    CORDONED_BY,
+    KubernetesConfig,
+    act,
+    placements,
+    release,
+)
 from app.actions.models import ActionMode
 from app.actions.orders import put_back
 from app.actions.policies import get_policy, set_policy
@@ -63,10 +69,11 @@ def _config(cluster: Kubernetes, *, cordon: bool = False) -> KubernetesConfig:
 def test_a_blamed_node_is_tainted_and_the_taint_is_removed_later(
     acting: Acting, cluster: Kubernetes
 ) -> None:
-    config = {"server": cluster.url, "token": TOKEN}
-    set_policy(acting.container, "kubernetes", mode=ActionMode.AUTOMATIC, config=config)
-    for node in ("node-1", "node-2"):
-        acting.blame(node, job=f"job-on-{node}")
+    automatic(acting, cluster)
+    pods = {node: cluster.run("ml", f"pod-on-{node}", node) for node in cluster.nodes}
+    acting.work()
+    for node, pod in pods.items():
+        acting.blame(node, job=f"job-on-{node}", launched_as=pod, scheduled=False)
     acting.work()
     action = acting.action_of("node-1")
     assert str(action.state) == "done"
@@ -83,6 +90,67 @@ def test_a_blamed_node_is_tainted_and_the_taint_is_removed_later(
     put_back(acting.container, action.id)
     acting.work()
     assert (cluster.taints("node-1"), cluster.condition("node-1")) == ([], "False")
+
+
+def automatic(acting: Acting, cluster: Kubernetes, *namespaces: str) -> None:
+    config = {"server": cluster.url, "token": TOKEN, "namespaces": namespaces or ("ml",)}
+    set_policy(acting.container, "kubernetes", mode=ActionMode.AUTOMATIC, config=config)
+
+
+def test_pods_are_read_in_pages(cluster: Kubernetes, means: AttemptTools) -> None:
+    cluster.page = 2
+    for number in range(5):
+        cluster.run("ml", f"pod-{number}", "node-1")
+    cluster.run("ml", "waits", "node-2", phase="Pending")
+    cluster.run("other", "pod", "node-2")
+    cluster.run("dev", "gone", "node-99")
+    config = replace(_config(cluster), namespaces=("ml", "dev"))
+    assert placements(config, means) == [
+        Placement("node-1", "uid-node-1", f"kubernetes/ml/pod-{number}") for number in range(5)
+    ]
+    with pytest.raises(DeliveryError) as refused:
+        placements(_config(cluster), means)
+    assert refused.value.code == "kubernetes.no_namespaces"
+    cluster.denied = True
+    with pytest.raises(DeliveryError) as denied:
+        placements(config, means)
+    assert denied.value.code == "kubernetes.denied"
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {},
+        {"metadata": {"name": "p"}, "spec": None},
+        {"metadata": {"name": "p\x00"}, "spec": {"nodeName": "node-1"}},
+        {"metadata": {"name": 3}, "spec": {"nodeName": "node-1"}},
+        {"metadata": {"name": "p"}, "spec": {"nodeName": ["node-1"]}},
+    ],
+)
+def test_a_list_of_pods_that_is_none_has_a_code(
+    cluster: Kubernetes, means: AttemptTools, pod: dict[str, Any]
+) -> None:
+    cluster.pods["ml", "p"] = pod | {"status": {"phase": "Running"}}
+    with pytest.raises(DeliveryError) as refused:
+        placements(replace(_config(cluster), namespaces=("ml",)), means)
+    assert refused.value.code == "kubernetes.answer"
+
+
+def test_forged_hosts_taint_no_node(acting: Acting, cluster: Kubernetes) -> None:
+    automatic(acting, cluster)
+    cluster.run("ml", "mine", "node-1")
+    foreign = cluster.run("theirs", "pod", "node-2")
+    acting.work()
+    # Of another namespace: the scheduler ran none of the project's pods there.
+    acting.blame("node-2", job="a", launched_as=foreign, scheduled=False, sessions=4)
+    # A node of the project, with a pod that runs elsewhere, or with none.
+    acting.blame("node-1", job="b", launched_as=foreign, scheduled=False, sessions=4)
+    acting.blame("node-1", job="c", launched_as=None, scheduled=False, sessions=4)
+    acting.work()
+    assert (cluster.taints("node-1"), cluster.taints("node-2")) == ([], [])
+    assert "action.unknown_node" in acting.action_of("node-2").limits
+    assert acting.action_of("node-1").limits == ["action.unconfirmed_job"]
+    assert [path for method, path in cluster.asked if method != "GET"] == []
 
 
 def test_done_twice_it_comes_to_the_same(cluster: Kubernetes, means: AttemptTools) -> None:

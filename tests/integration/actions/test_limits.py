@@ -19,7 +19,7 @@ from app.actions.policies import set_switch
 from app.errors import ConflictError
 from app.incidents.evaluate import acknowledge_incident
 from app.sessions.models.tables import Session
-from tests.support.acting import Acting
+from tests.support.acting import LAUNCHED_AS, Acting
 from tests.support.project import build
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def test_a_hundred_incidents_in_a_minute_act_on_one_node(
     acting: Acting, receiver: Receiver
 ) -> None:
     acting.events(receiver)
+    acting.schedule_over_days(*(f"node-{number}" for number in range(100)))
     for number in range(100):
         acting.blame(f"node-{number}", job=f"job-{number}")
     acting.work()
@@ -149,6 +150,7 @@ def test_low_confidence_and_one_session_hold_it_until_a_person_allows_it(
 def test_one_session_is_not_enough(acting: Acting, receiver: Receiver) -> None:
     acting.events(receiver)
     acting.alerting.slow()
+    acting.schedule(("node-7", LAUNCHED_AS))
     with acting.container.uow() as tx:
         session = tx.session.execute(select(Session.id).limit(1)).scalar_one()
     acting.reading(session, "node-7", "slow_worker")

@@ -11,7 +11,9 @@ import httpx
 from app.actions.listed import STATES_SHOWN, Show, machine_actions
 from app.actions.models import ActionMode, ActionState
 from app.actions.pages import STATES
+from app.actions.policies import set_policy
 from app.hosts.repairs import note_repair
+from tests.support.kubernetes import TOKEN, Kubernetes
 
 if TYPE_CHECKING:
     from tests.support.acting import Acting
@@ -68,6 +70,28 @@ def test_the_page_shows_an_action_s_command_and_why_it_waits(
     assert acting.action().command == ""
     assert 'data-order="decline"' in page
     assert receiver.url not in page
+
+
+def test_the_page_says_what_the_scheduler_knows_and_what_is_missing(
+    acting: Acting, client: httpx.Client
+) -> None:
+    with Kubernetes("node-1") as cluster:
+        config = {"server": cluster.url, "token": TOKEN}
+        set_policy(acting.container, "kubernetes", config=config)
+        assert "the scheduler has not been asked yet" in client.get("/actions").text
+        acting.work()
+        assert "Name the namespaces of this project in the policy" in client.get("/actions").text
+        cluster.run("ml", "pod", "node-1")
+        set_policy(acting.container, "kubernetes", config={"namespaces": ["ml"]})
+        acting.work()
+        page = client.get("/actions").text
+    assert "the scheduler ran jobs of this project on 1" in page
+    [policy] = [
+        one
+        for one in client.get("/api/v1/action-policies").json()["policies"]
+        if one["kind"] == "kubernetes"
+    ]
+    assert (policy["scheduler"]["nodes"], policy["scheduler"]["error"]) == (1, None)
 
 
 def test_a_repair_of_a_machine_that_is_out_says_that_a_person_puts_it_back(

@@ -32,6 +32,8 @@ CASE = Case(
     confidence=0.97,
     sessions=2,
     put_back_at=None,
+    confirmed=2,
+    scheduler_at=NOW - timedelta(minutes=1),
 )
 FLEET = Fleet(NOW, nodes=100, out=frozenset(), taken_at={}, stopped=False, behind=False)
 
@@ -45,6 +47,11 @@ def test_a_machine_that_two_sessions_blame_for_sure_may_be_taken_out() -> None:
     [
         ({"guessed": True}, Limit.GUESSED),
         ({"known": False}, Limit.UNKNOWN_NODE),
+        ({"is_other_project": True}, Limit.OTHER_PROJECT),
+        ({"confirmed": 1}, Limit.UNCONFIRMED),
+        ({"confirmed": 0}, Limit.UNCONFIRMED),
+        ({"sessions": 50, "confirmed": 1}, Limit.UNCONFIRMED),
+        ({"scheduler_at": NOW - MAX_DATA_AGE - timedelta(seconds=1)}, Limit.LATE_DATA),
         ({"in_hand": True}, Limit.IN_HAND),
         ({"measured_at": None}, Limit.PULSE_ALONE),
         ({"measured_at": NOW - MAX_DATA_AGE - timedelta(seconds=1)}, Limit.LATE_DATA),
@@ -106,7 +113,7 @@ def test_in_a_day_of_blame_no_more_than_the_share_is_out() -> None:
     fleet, out = replace(FLEET, nodes=250), []
     for minute in range(24 * 60):
         now = NOW + timedelta(minutes=minute)
-        case = replace(CASE, node=f"node-{minute}", measured_at=now)
+        case = replace(CASE, node=f"node-{minute}", measured_at=now, scheduler_at=now)
         fleet = replace(fleet, now=now)
         if not limits_of(case, fleet):
             out.append(minute)
@@ -147,5 +154,6 @@ def test_every_limit_has_a_sentence_and_few_are_beyond_people() -> None:
         Limit.NOT_ONE_NODE,
         Limit.GUESSED,
         Limit.UNKNOWN_NODE,
+        Limit.OTHER_PROJECT,
         Limit.STOPPED,
     )
