@@ -68,10 +68,22 @@ EXAMPLES: Final[Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {
         {"url": "https://b.example", "signing_secrets": SIGNING * 2},
     ),
     "kubernetes": (
-        {"server": "https://a.example", "token": "1", "ca_certificate": PEM[0], "cordon": False},
-        {"server": "https://b.example", "token": "2", "ca_certificate": PEM[1], "cordon": True},
+        {
+            "server": "https://a.example",
+            "token": "1",
+            "ca_certificate": PEM[0],
+            "cordon": False,
+            "namespaces": ["a"],
+        },
+        {
+            "server": "https://b.example",
+            "token": "2",
+            "ca_certificate": PEM[1],
+            "cordon": True,
+            "namespaces": ["b"],
+        },
     ),
-    "slurm": ({}, {}),
+    "slurm": ({"accounts": ["a"], "users": ["a"]}, {"accounts": ["b"], "users": ["b"]}),
 }
 FIELDS: Final = [(kind, name) for kind, (config, _) in EXAMPLES.items() for name in config]
 # Public fields that decide neither the host that gets a secret nor how the connection is secured.
@@ -81,6 +93,7 @@ HARMLESS: Final = {
     ("email", "recipients"),
     ("email", "username"),
     ("kubernetes", "cordon"),
+    ("kubernetes", "namespaces"),
 }
 ADDRESS: Final = re.compile("ur[il]|host|server|port|proxy|tls|ssl|secur|verif|cert|relay")
 
