@@ -422,8 +422,7 @@ class _RankDecoder:
             if not self._recording.on_device:
                 yield DATA_LOADING, span, step, ABSENT
                 continue
-            computed = self._time.computed[following[0]]
-            opens = computed.first
-            begin = min(max(span.start, computed.free), opens)
+            opens = self._time.computed[following[0]].first
+            begin = min(max(span.start, self._time.free_at(span.start)), opens)
             end = max(begin, min(span.end, opens))
             yield DATA_LOADING, Span(begin - earlier, end - earlier, 0), step, ABSENT
