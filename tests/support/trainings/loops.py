@@ -85,7 +85,7 @@ class Loop:
         return float(np.diff(ends)[self._recorded[1:]].mean())
 
     def _step(self, step: int) -> None:
-        kind, machine = self.training.kind, self.machine
+        kind = self.training.kind
         for round_ in range(self.training.rounds):
             self._load()
             if self.training.zeroes_late and round_ == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +135,28 @@ def test_a_late_loader_is_the_cause(kind: Kind, variant: dict[str, Any], tmp_pat
     assert report.causes[0].where.dp == 1
     assert report.headline is not None
     assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_step_that_the_device_had_not_run_when_the_profiler_stopped_is_no_cause(
+    share: float, tmp_path: Path
+) -> None:
+    recorded(replace(DDP, steps=4), tmp_path, Style(clock_ns=200_000_000))
+    path = next(tmp_path.glob("worker_rank1.*"))
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    ends = [event["ts"] for event in document["traceEvents"] if event.get("cat") == "kernel"]
+    stop = max(ends) - (1 - share) * (max(ends) - min(ends)) / 4
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("cat") not in {"kernel", "gpu_memcpy"} or event["ts"] < stop
+    ]
+    path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+    report = analyze(read_recordings([tmp_path], None, None).trace).report
+
+    assert not report.causes
+    assert report.fidelity.verdict
+    assert report.headline.slowdown <= HEALTHY
 
 
 def assert_told(job: Training, tmp_path: Path, style: Style | None = None) -> None:
