@@ -73,6 +73,9 @@ class Training:
     lead_ns: int = 1_000_000_000
     operators: int = 3  # that do nothing but take the host's time, a layer
     copies: bool = True  # batches go from the host to the device
+    late_buckets: int = 0  # of DDP; reduced by a callback after the nodes of a backward
+    zeroes_late: bool = False  # gradients are zeroed between the batch and the forward
+    latency_ns: int = 5_000  # from a launch to its start on an idle device
     fault: Fault = field(default_factory=Fault)
     seed: int = 1
 

@@ -56,6 +56,7 @@ class Loop:
             groups_of(training),
             Conditions(computes, hosts, links),
             lead_ns=training.lead_ns,
+            latency_ns=training.latency_ns,
             seed=training.seed,
         )
         self.step_ends: list[Times] = []
@@ -84,9 +85,11 @@ class Loop:
         return float(np.diff(ends)[self._recorded[1:]].mean())
 
     def _step(self, step: int) -> None:
-        kind, machine = self.training.kind, self.machine
+        kind = self.training.kind
         for round_ in range(self.training.rounds):
             self._load()
+            if self.training.zeroes_late and round_ == 0:
+                self._zero_gradients()
             self._forward(train=True)
             self._loss()
             self._backward(last=round_ + 1 == self.training.rounds)
@@ -98,12 +101,16 @@ class Loop:
         self._check_gradients()
         self._optimize("AdamW")
         self._share_parameters()
-        zeroes = "Optimizer.zero_grad#AdamW.zero_grad"
-        with machine.annotation(zeroes), machine.operator("aten::zero_"):
-            machine.kernel("vectorized_elementwise_kernel", 40_000, steady=True)
+        if not self.training.zeroes_late:
+            self._zero_gradients()
         if kind is Kind.DDP_EVALUATES and step % 3 == 1:
             self._load()
             self._forward(train=False)
+
+    def _zero_gradients(self) -> None:
+        zeroes = "Optimizer.zero_grad#AdamW.zero_grad"
+        with self.machine.annotation(zeroes), self.machine.operator("aten::zero_"):
+            self.machine.kernel("vectorized_elementwise_kernel", 40_000, steady=True)
 
     def _check_gradients(self) -> None:
         kind, machine = self.training.kind, self.machine
@@ -238,7 +245,12 @@ class Loop:
             ):
                 if training.rounds > 1 or training.kind is Kind.CONTEXT:
                     machine.kernel("vectorized_elementwise_kernel", 20_000, steady=True)
-                self._reduce(last=last)
+                if layer >= training.late_buckets:
+                    self._reduce(last=last)
+        if training.late_buckets:
+            with machine.operator("torch.distributed.ddp.reducer::finalize", thread=_AUTOGRAD):
+                for _ in range(training.late_buckets):
+                    self._reduce(last=last)
         self._settle()
 
     def _gather(self, layer: int) -> Times | None:

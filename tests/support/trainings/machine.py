@@ -19,7 +19,6 @@ Times = NDArray[np.int64]
 _BEGIN_NS = 5_000_000_000
 _OPERATOR_NS = 9_000
 _LAUNCH_NS = 4_000
-_LATENCY_NS = 5_000
 _NOISE = 0.008
 COMPUTE = "compute"
 
@@ -58,6 +57,8 @@ class Machine:
         The ranks of all process groups, by the program's name of the kind.
     lead_ns : int
         How far a host runs ahead of its device before its queue is full.
+    latency_ns : int
+        Time from a launch to its start on an idle device.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Machine:
         conditions: Conditions,
         *,
         lead_ns: int,
+        latency_ns: int,
         seed: int,
     ) -> None:
         self.ranks = ranks
@@ -76,6 +78,7 @@ class Machine:
         self.recording = True
         self._at = conditions
         self._lead_ns = lead_ns
+        self._latency_ns = latency_ns
         self._draw = np.random.default_rng(seed)
         self._streams: dict[str, Times] = {}
         self._thread = "main"
@@ -164,7 +167,7 @@ class Machine:
             record = self._operators[-1]
             number = self._launch("cudaLaunchKernelExC")
             stream = f"nccl {group}"
-            start = np.maximum(self.stream(stream), self.host + _LATENCY_NS)
+            start = np.maximum(self.stream(stream), self.host + self._latency_ns)
             start = np.maximum(start, self.stream(after))
             end = start.copy()
             for ranks in self.groups[group]:
@@ -199,7 +202,7 @@ class Machine:
     def _run(
         self, category: str, name: str, takes_ns: float, stream: str, number: int, *, steady: bool
     ) -> None:
-        start = np.maximum(self.stream(stream), self.host + _LATENCY_NS)
+        start = np.maximum(self.stream(stream), self.host + self._latency_ns)
         speed = np.ones(self.ranks) if steady else self._at.computes
         noise = 1 + _NOISE * self._draw.standard_normal(self.ranks)
         end = start + (takes_ns * noise * speed).astype(np.int64)

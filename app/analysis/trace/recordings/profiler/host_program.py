@@ -102,6 +102,7 @@ def read_program(scan: Scan) -> Program:
         np.array([span.start for span in apart], np.int64),
         np.array([span.end for span in apart], np.int64),
     )
+    gradients = _with_final_calls(scan, gradients, main)
     on_main = gradients.thread == main
     own = _outside(own, gradients.start[on_main], gradients.end[on_main])
     passes = _passes(scan.marks, gradients, own)
@@ -155,6 +156,21 @@ def _gradients(scan: Scan) -> _Gradients:
     every = np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), np.int64)
     every = every[:, np.argsort(every[0], kind="stable")]
     return _Gradients(*every)
+
+
+def _with_final_calls(scan: Scan, gradients: _Gradients, main: int) -> _Gradients:
+    """Add the calls of collectives on autograd's threads, which may follow the last node.
+
+    DDP reduces its last buckets in a callback of autograd after the nodes of a backward.
+    """
+    threads = set(gradients.thread.tolist()) - {main}
+    calls = [issue for issue in scan.issues if issue.thread in threads]
+    if not calls:
+        return gradients
+    added = [[call.span.start, call.span.end, call.thread] for call in calls]
+    every = np.stack([gradients.start, gradients.end, gradients.thread])
+    every = np.concatenate([every, np.array(added, np.int64).T], axis=1)
+    return _Gradients(*every[:, np.argsort(every[0], kind="stable")])
 
 
 def _main_thread(scan: Scan, gradients: _Gradients) -> int:

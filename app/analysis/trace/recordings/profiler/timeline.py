@@ -39,6 +39,8 @@ _FOLLOWS_NS: Final = 300_000
 # Longest gap between the end of a collective and a queued kernel that its stream held back until
 # this end.
 _STARTS_NS: Final = 50_000
+# Longest time from the launch of a kernel to its start on an idle device.
+_LONGEST_LATENCY_NS: Final = 1_000_000
 _UNKNOWN: Final = -1
 
 
@@ -48,7 +50,6 @@ class Computed(NamedTuple):
     first: int
     last: int
     late: int  # idle time between first and last without waiting
-    free: int  # end of the device's earlier work, before any copy of this segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +62,8 @@ class Timeline:
     needed: IntArray
     had: IntArray
     segment: IntArray  # (collectives,): segment that issued each collective
-    # following, opens: shape (collectives,): segment of the next kernel after each collective, and
-    # whether that kernel is the first of its segment
+    # following, opens: shape (collectives,): segment of the next kernel or copy after each
+    # collective, and whether no kernel of that segment is earlier
     following: IntArray
     opens: NDArray[np.bool_]
     # Shape (collectives,): whether the next kernel was launched before the end of the collective,
@@ -72,6 +73,14 @@ class Timeline:
     starts: IntArray
     ends: IntArray
     late: IntArray  # (kernels,): idle time before each kernel, without waiting
+    # (kernels,): time on the host before which a kernel and all earlier kernels were launched, ns
+    launched: IntArray
+    free: int  # end of the work that the device did before the recording
+
+    def free_at(self, time: int) -> int:
+        """Return the end of the work that a device was given before a time on the host, ns."""
+        earlier = int(np.searchsorted(self.launched, time))
+        return int(self.ends[earlier - 1]) if earlier else self.free
 
 
 class _Busy(NamedTuple):
@@ -123,13 +132,14 @@ def device_timeline(
         free = int(done[-1]) if last and len(done) else 0
         if not last:
             following[numbers] = busy.segment[at]
-            opens[numbers] = firsts[int(busy.segment[at])] == at
+            # The batch of a later round is copied before the round's first kernel.
+            begins = at <= firsts[int(busy.segment[at])]
+            opens[numbers] = begins
             free = int(before[at])
             # If several collectives end before the next kernel, the kernel waits for the last of
             # these ends.
             last_end = int(ends[numbers[-1]])
             if int(busy.start[at]) > last_end + _FOLLOWS_NS:
-                begins = firsts[int(busy.segment[at])] == at
                 # The kernel was launched late. The first kernel of a segment then waited only for
                 # the first collective; any other kernel waited only for collectives whose result it
                 # needs.
@@ -154,12 +164,24 @@ def device_timeline(
             until = min(until, collectives[number].start)
     late = gap - np.minimum(waited, gap)
     opened = {number: at for number, at in firsts.items() if waited[at]}
-    # If the first kernel of the recording ran as soon as it was launched, nothing was queued before
-    # it.
-    free_from = before.copy()
-    free_from[:1][busy.start[:1] <= busy.launched[:1] + _FOLLOWS_NS] = np.iinfo(np.int64).min
-    computed = _by_segment(busy, free_from, late, opened)
-    return Timeline(computed, needed, had, segment, following, opens, held, busy.start, done, late)
+    # If the first kernel of the recording ran as soon as a launch of this host takes effect,
+    # nothing was queued before it.
+    latency = np.maximum(busy.start - np.maximum(busy.launched, 0), 0)
+    queued = latency[:1] > latency.min(initial=_LONGEST_LATENCY_NS) + _FOLLOWS_NS
+    return Timeline(
+        computed=_by_segment(busy, late, opened),
+        needed=needed,
+        had=had,
+        segment=segment,
+        following=following,
+        opens=opens,
+        held=held,
+        starts=busy.start,
+        ends=done,
+        late=late,
+        launched=np.maximum.accumulate(busy.launched),
+        free=int(busy.start[0]) if queued.any() else np.iinfo(np.int64).min,
+    )
 
 
 def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str], int]:
@@ -188,15 +210,11 @@ def _firsts(busy: _Busy) -> dict[int, int]:
     return firsts | dict(zip(numbers.tolist(), computing[places].tolist(), strict=True))
 
 
-def _by_segment(
-    busy: _Busy, free: IntArray, late: IntArray, opened: Mapping[int, int]
-) -> dict[int, Computed]:
+def _by_segment(busy: _Busy, late: IntArray, opened: Mapping[int, int]) -> dict[int, Computed]:
     """Return the computing time of each segment, counted from its first kernel.
 
     Parameters
     ----------
-    free : int64 array, shape (kernels,)
-        End of the work before each kernel, ns.
     opened : mapping of int to int
         Segment → its first kernel, for segments that begin by waiting for a collective; copies are
         not counted as the first kernel.
@@ -212,9 +230,7 @@ def _by_segment(
         # Idle time before the first kernel does not belong to the segment.
         first = opened.get(number, int(mine[0]))
         inside = int(late[mine[mine > first]].sum())
-        computed[number] = Computed(
-            int(busy.start[first]), int(busy.end[mine].max()), inside, int(free[mine[0]])
-        )
+        computed[number] = Computed(int(busy.start[first]), int(busy.end[mine].max()), inside)
     return computed
 
 
@@ -314,13 +330,11 @@ def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeli
         match current.part:
             case Part.BACKWARD:
                 last = int(program.backward_ends[number])
-                computed[number] = Computed(
-                    current.begin, max(last, current.begin), 0, current.begin
-                )
+                computed[number] = Computed(current.begin, max(last, current.begin), 0)
             case Part.FORWARD:
                 at = int(np.searchsorted(own, current.begin))
                 if at < len(own) and own[at] < until:
-                    computed[number] = Computed(int(own[at]), until, 0, int(own[at]))
+                    computed[number] = Computed(int(own[at]), until, 0)
             case Part.OPTIMIZER:
                 updates = [
                     span
@@ -329,12 +343,14 @@ def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeli
                 ]
                 if updates:
                     begin = updates[0].start
-                    computed[number] = Computed(begin, updates[-1].end, 0, begin)
+                    computed[number] = Computed(begin, updates[-1].end, 0)
             case Part.AFTER:
                 pass
     opens = np.zeros(len(collectives), np.bool_)
     none = called[:0]
-    return Timeline(computed, needed, end, segment, segment, opens, opens, none, none, none)
+    return Timeline(
+        computed, needed, end, segment, segment, opens, opens, none, none, none, none, 0
+    )
 
 
 # Name of a data-parallel collective → operation type. DDP's broadcast of buffers at the start of a

@@ -183,7 +183,10 @@ class _RankDecoder:
         of_round = Counter(mb for mb, _ in shape.values())
         regular = frozenset(n for n in ends if 2 * alike[shape[n]] > of_round[shape[n][0]])
         kept = 0
+        cut = self._cut_step()
         for number, segment in enumerate(self._segments):
+            if segment.step == cut:
+                break
             done = self._time.computed.get(number)
             match segment.part:
                 case Part.FORWARD | Part.BACKWARD:
@@ -196,8 +199,29 @@ class _RankDecoder:
                     yield from self._end_of_step(number, segment, done, regular)
                 case Part.AFTER:
                     yield from self._evaluation(segment, done)
-        yield from self._others()
-        yield from self._loading()
+        for operation in (*self._others(), *self._loading()):
+            if operation[2] != cut:
+                yield operation
+
+    def _cut_step(self) -> int | None:
+        """Return the last step if a profiler stopped before the device had run all of it.
+
+        The host's part of such a step is complete, but the device has no kernels of forwards,
+        backwards or optimizers that it has in most other steps.
+        """
+        parts: dict[int, Counter[Part]] = {}
+        ran: dict[int, Counter[Part]] = {}
+        for number, segment in enumerate(self._segments):
+            if segment.part is not Part.AFTER:
+                parts.setdefault(segment.step, Counter())[segment.part] += 1
+                computed = ran.setdefault(segment.step, Counter())
+                computed[segment.part] += number in self._time.computed
+        if not parts:
+            return None
+        last = max(parts)
+        alike = [ran[step] for step in parts if step != last and parts[step] == parts[last]]
+        fewer = sum(ran[last] < other for other in alike)
+        return last if 2 * fewer > len(alike) else None
 
     def _computation(
         self, number: int, segment: Segment, done: Computed, kept: int
@@ -422,8 +446,7 @@ class _RankDecoder:
             if not self._recording.on_device:
                 yield DATA_LOADING, span, step, ABSENT
                 continue
-            computed = self._time.computed[following[0]]
-            opens = computed.first
-            begin = min(max(span.start, computed.free), opens)
+            opens = self._time.computed[following[0]].first
+            begin = min(max(span.start, self._time.free_at(span.start)), opens)
             end = max(begin, min(span.end, opens))
             yield DATA_LOADING, Span(begin - earlier, end - earlier, 0), step, ABSENT

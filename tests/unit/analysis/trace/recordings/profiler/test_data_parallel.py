@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,8 @@ def test_operations_of_a_step_are_recognized_without_labels(tmp_path: Path) -> N
         ({"lead_ns": 40_000_000}, Style()),
         ({"lead_ns": 400_000_000}, Style()),
         ({"rounds": 3}, Style()),
+        ({"late_buckets": 2}, Style()),
+        ({"late_buckets": 4, "rounds": 2}, Style(clock_ns=200_000_000)),
         ({"kind": Kind.FSDP_CLIPS}, Style()),
         ({"kind": Kind.FSDP_RECOMPUTES}, Style()),
         ({}, Style(clock_ns=200_000_000)),
@@ -84,8 +88,8 @@ def test_a_slow_worker_of_ddp_is_named_with_what_it_costs(
     [
         ({}, Style()),
         ({"lead_ns": 400_000_000}, Style()),
-        # If later rounds copy their batches, their forward pass is interrupted by the wait for the
-        # gather.
+        ({"rounds": 2}, Style()),
+        ({"rounds": 3}, Style()),
         ({"rounds": 2, "copies": False}, Style()),
         ({}, Style(clock_ns=200_000_000)),
     ],
@@ -114,6 +118,45 @@ def test_the_host_that_launches_late_is_the_cause_and_no_worker_computes_slowly(
     assert report.causes[0].where.workers == ((1, 0),)
     assert report.headline is not None
     assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
+
+
+@pytest.mark.parametrize("kind", [Kind.DDP, Kind.FSDP2])
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"zeroes_late": True}, {"latency_ns": 500_000}, {"late_buckets": 2}],
+    ids=str,
+)
+def test_a_late_loader_is_the_cause(kind: Kind, variant: dict[str, Any], tmp_path: Path) -> None:
+    fault = Fault(loading_rank=1, loading_ns=60_000_000)
+    job = replace(DDP, kind=kind, steps=4, fault=fault, **variant)
+    report = analyze(recorded(job, tmp_path)).report
+
+    assert report.causes[0].cause == "data_loading"
+    assert report.causes[0].where.dp == 1
+    assert report.headline is not None
+    assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_step_that_the_device_had_not_run_when_the_profiler_stopped_is_no_cause(
+    share: float, tmp_path: Path
+) -> None:
+    recorded(replace(DDP, steps=4), tmp_path, Style(clock_ns=200_000_000))
+    path = next(tmp_path.glob("worker_rank1.*"))
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    ends = [event["ts"] for event in document["traceEvents"] if event.get("cat") == "kernel"]
+    stop = max(ends) - (1 - share) * (max(ends) - min(ends)) / 4
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("cat") not in {"kernel", "gpu_memcpy"} or event["ts"] < stop
+    ]
+    path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+    report = analyze(read_recordings([tmp_path], None, None).trace).report
+
+    assert not report.causes
+    assert report.fidelity.verdict
+    assert report.headline.slowdown <= HEALTHY
 
 
 def assert_told(job: Training, tmp_path: Path, style: Style | None = None) -> None:
