@@ -48,6 +48,7 @@ def random_job(
     interleaved: bool = False,
     overlap: bool = False,
     edge_transfers: bool = False,
+    gathers_at_end: bool = False,
 ) -> SyntheticSession:
     """Return a random session with up to 4 DP ranks, 4 stages and 8 microbatches.
 
@@ -64,6 +65,8 @@ def random_job(
         Whether separate-grads-all-reduce is executed, which makes gradients overlap.
     edge_transfers : bool
         Whether the ends of the pipeline record transfers without a peer.
+    gathers_at_end : bool
+        Whether parameters are gathered at the end of a step instead of at its begin.
     """
     rng = stream(seed, "random job")
     pp = int(rng.integers(2 if interleaved else 1, 5))
@@ -91,6 +94,7 @@ def random_job(
         op_types=op_types | ({SEPARATE_ALL_REDUCE} if overlap else set()),
         buckets=int(rng.integers(1, 3)),
         edge_transfers=edge_transfers,
+        gathers_at_end=gathers_at_end,
         name=f"random-{seed}",
     )
     return synthesize(job, _random_injections(job, rng), seed=seed)

@@ -164,6 +164,12 @@ JOBS: Final[Mapping[str, Job]] = {
         _torch("tp4", "Schedule1F1B, PP 4, DP 1", dp=1, pp=4),
         _torch("tpI", "ScheduleInterleaved1F1B, 2 chunks a stage", **_VIRTUAL),
         _torch(
+            "tpI4",
+            "ScheduleInterleaved1F1B, 4 chunks a stage",
+            chunks=4,
+            schedule=Schedule.INTERLEAVED,
+        ),
+        _torch(
             "tpIw",
             "ScheduleInterleaved1F1B, ends of transfers taken at work.wait()",
             ends=Ends.WAITED,

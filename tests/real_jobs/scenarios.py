@@ -56,6 +56,7 @@ _OF_JOB: Final[Mapping[str, tuple[str, ...]]] = {
     "tp4": (HEALTHY, "second1.8", "heavy-fourth"),
     "tpI": (*_SLOW, "heavy-last", "gc", "lengths"),
     "tpIw": (*_SLOW, "gc"),
+    "tpI4": (HEALTHY, "slow1.8"),
     "tpZ": (*_SLOW, "heavy-last"),
     "tpF": (*_SLOW, "heavy-last", "gc", "lengths"),
     "tpF2": (HEALTHY, "slow1.8", "slow1.8-last"),

@@ -253,10 +253,12 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Evidence and place of the alternative cause of a finding in doubt."""
+    """Evidence, place and removal of the alternative cause of a finding in doubt."""
 
     evidence: tuple[Evidence, ...] = ()
     where: Where = field(default_factory=Where)
+    # Changes that remove the alternative cause; None if it has the same changes as the finding
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.host_delays import delays_of, launch_delays
-from app.analysis.replay.layout.dependency_graph import P2P
+from app.analysis.replay.layout.dependency_graph import P2P, gathers_at_end
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import begins_of
 from app.analysis.trace.model import (
@@ -218,12 +218,13 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
     """
     layout = observation.layout
     late_ns = {}
+    at_end = gathers_at_end(layout)
     gathers, receives, forwards = (
         _firsts(observation, name) for name in (PARAMS_ALL_GATHER, FORWARD_RECV, FORWARD_COMPUTE)
     )
     for stage in range(layout.pp):
         gather, receive, forward = gathers.get(stage), receives.get(stage), forwards.get(stage)
-        if gather is not None:
+        if gather is not None and gather not in at_end:
             # A stage that ends a step later than other stages also begins the next step later,
             # which is no wait.
             late = observation.delay_ns(gather)

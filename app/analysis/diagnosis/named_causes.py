@@ -147,15 +147,23 @@ def named_causes(
         causes.append(cause)
         if doubt is not None and doubt.alternative is not None:
             # The alternative has no share: the finding's cause, listed before it, has the share of
-            # both.
+            # both. Its removal may save more or less.
+            alternative = doubt.alternative
+            evidence, saves = alternative.evidence, None
+            if alternative.change is not None:
+                without = replace(replays, changes=(*replays.changes, alternative.change))
+                saves = without.gain(frozenset({len(replays.changes)})) / mean_s
+                times = 1 / (1 - saves)
+                evidence += (Evidence(f"If so, the job is {times:.2f}× slower than without it"),)
             causes.append(
                 Cause(
                     cause=ALTERNATIVES[cause.cause],
                     contribution=None,
                     cost_s=None,
                     confidence=cause.confidence,
-                    evidence=doubt.alternative.evidence,
-                    where=doubt.alternative.where,
+                    evidence=evidence,
+                    where=alternative.where,
+                    saves=saves,
                 )
             )
     rest_s = loss.unknown_s

@@ -2,7 +2,9 @@
 
 With one DP rank a worker has no peers, but its stage has peers: if layers are divided evenly, the
 other stages compute equally long. Embedding and head may make the first or the last stage heavy
-even with as many layers as the other stages; for these stages both causes are named.
+even with as many layers as the other stages; for these stages both causes are named, unless the
+model in the metadata gives the FLOPs of the head. A stage is heavy in all steps: if it computes as
+fast as the others in a stretch of steps, its worker is slow in the other steps.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from app.analysis.diagnosis.earlier_sessions import EarlierSession, Past, against_past, computing_of
 from app.analysis.diagnosis.finding import (
@@ -23,6 +26,7 @@ from app.analysis.diagnosis.finding import (
     Finding,
     StageLoad,
     Uncertainty,
+    WorkerSteps,
 )
 from app.analysis.diagnosis.group_waits import (
     Waiting,
@@ -31,17 +35,26 @@ from app.analysis.diagnosis.group_waits import (
     waiting_groups,
 )
 from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
-from app.analysis.diagnosis.locations import StageView, Where, WorkerView
+from app.analysis.diagnosis.locations import SlowSpells, StageView, Where, WorkerView
 from app.analysis.diagnosis.microbatch_effects import Effects, slowness_by_stage, split_effects
-from app.analysis.diagnosis.observation import Explained, Observation, lower_median
+from app.analysis.diagnosis.observation import (
+    Explained,
+    Observation,
+    lower_median,
+    robust_deviation,
+)
 from app.analysis.diagnosis.recorded_lengths import slow_together, some_lengths
 from app.analysis.diagnosis.step_gaps import StepGaps
 from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
-from app.analysis.trace.parallelism import layers_per_stage
+from app.analysis.trace.parallelism import head_in_layers, layers_per_stage
 
 _HEAD: Final = "with one DP rank embedding or head may make this stage heavy"
 _NO_LAYERS: Final = "with one DP rank it is unknown which, as the metadata lack the layers"
+_TO_TELL: Final = (
+    "To tell them apart: record layers, model and seq_length in the metadata, or compare with a "
+    "session in which other machines run the stages"
+)
 _NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 
@@ -63,6 +76,17 @@ class Thresholds:
     # Highest cost of a head, in layers (what-if paper, section 5.2: over nine layers). An embedding
     # is a lookup and costs almost nothing.
     head_layers: int = 12
+    # A head whose FLOPs are known costs at most this many times as many layers, as its kernels have
+    # another efficiency than those of layers.
+    to_flops: float = 2.0
+    # …plus this many layers: modules that predict further tokens are not in `layers`.
+    further_layers: float = 2.0
+    # Fewest consecutive steps of a stretch in which a slow worker is fast…
+    stretch: int = 3
+    # …and its largest excess over the other stages, as a share of the typical step's excess…
+    in_stretch: float = 0.5
+    # …which differ by this many standard deviations of the steps.
+    to_scatter: float = 6.0
 
 
 THRESHOLDS: Final = Thresholds()
@@ -132,6 +156,10 @@ def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWor
     in the earlier sessions is heavy, or its worker was already slow.
     """
     heavy = heaviest_stage(observation)
+    if heavy is not None and heavy.where.stage is not None and observation.layout.dp == 1:
+        spells = _slow_spells(observation, heavy.where.stage)
+        if spells is not None:
+            return spells
     by_layers = _by_layers(observation, heavy)
     of_rank = past is not None and observation.layout.dp == 1 and observation.layout.pp > 1
     if past is None or not of_rank or np.isnan(past.ratio).any():
@@ -153,10 +181,10 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
         absent = observation.layout.absent
         alone = absent is not None and int((~absent[:, stage]).sum()) == 1
         return StageOrWorker(_doubted(heavy, stage, _NO_PEERS) if alone else heavy, None)
-    layers = layers_per_stage(observation.trace.meta.extra, pp)
+    layers, work, head = _work(observation)
     ratio = {}
     for name, passes in observation.passes.items():
-        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / np.array(layers or [1] * pp)
+        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / work
         others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
         ratio[name] = rate / np.array(others)
     slowness = np.min(list(ratio.values()), axis=0)
@@ -172,7 +200,12 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
         # The embedding or the head may make the stage heavy: both causes are named, the likelier
         # cause first.
         slow = _slow_workers(observation, ratio, np.array([stage]))
-        beyond_head = layers and (slowness[stage] - 1) * layers[stage] > THRESHOLDS.head_layers
+        beyond = (slowness[stage] - 1) * work[stage]
+        if head is not None:
+            most = (THRESHOLDS.to_flops - 1) * head + THRESHOLDS.further_layers
+            if stage == 0 or beyond > most:
+                return StageOrWorker(None, slow)
+        beyond_head = layers and beyond > THRESHOLDS.head_layers
         return (
             StageOrWorker(None, _doubted(slow, stage, _HEAD, heavy))
             if layers and (stage == 0 or beyond_head)
@@ -186,9 +219,82 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
     slow = _slow_workers(
         observation, ratio, inner_slow[np.argsort(-excess[inner_slow], kind="stable")]
     )
-    if layers:
-        return StageOrWorker(None, slow)
-    return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, heavy))
+    return StageOrWorker(None, slow if layers else _doubted(slow, stage, _NO_LAYERS, heavy))
+
+
+def _work(observation: Observation) -> tuple[tuple[int, ...] | None, FloatArray, float | None]:
+    """Return the layers of each stage, the work of each stage, (pp,), and that of the head.
+
+    Work is in layers; the layers, and the work of the head, are None if the metadata lack them.
+    """
+    extra, pp = observation.trace.meta.extra, observation.layout.pp
+    layers = layers_per_stage(extra, pp)
+    work = np.array(layers or [1] * pp, dtype=np.float64)
+    # Where microbatches turn back, the last stage does not have the head.
+    head = head_in_layers(extra) if layers and not observation.layout.routes else None
+    work[-1] += head or 0.0
+    return layers, work, head
+
+
+def _slow_spells(observation: Observation, stage: int) -> StageOrWorker | None:
+    """Return the slow worker of a stage, if the stage is not heavy in a stretch of steps.
+
+    Without its worker's slowness another stage, or the same one, may be heavy. None if there is no
+    such stretch: the stage may be heavy.
+    """
+    _, work, _ = _work(observation)
+    expected = float(work[stage] / np.median(np.delete(work, stage)))
+    ratios: dict[str, FloatArray] = {}
+    own_ns = np.zeros(len(observation.layout.steps))
+    for name, passes in observation.passes.items():
+        by_step = np.median(passes.times_ns[..., 0], axis=1)
+        ratios[name] = by_step[stage] / np.median(np.delete(by_step, stage, axis=0), axis=0)
+        own_ns += by_step[stage]
+    lower = np.min(list(ratios.values()), axis=0) / expected
+    count = len(lower)
+    length = max(THRESHOLDS.stretch, count // 10)
+    if count < 2 * length:
+        return None
+    levels = np.median(sliding_window_view(lower, length), axis=1)
+    first = int(levels.argmin())
+    stretch = slice(first, first + length)
+    fast, typical = float(levels[first]), float(np.median(lower))
+    noise = robust_deviation(np.diff(lower)) / np.sqrt(2)
+    # Another stage that is slow in the stretch also lowers the ratio, but not the stage's own time.
+    own = float(np.median(own_ns) / np.median(own_ns[stretch]))
+    drop = typical / fast
+    if (
+        fast - 1 > THRESHOLDS.in_stretch * (typical - 1)
+        or typical - fast < THRESHOLDS.to_scatter * noise
+        or own - 1 < THRESHOLDS.in_stretch * (drop - 1)
+    ):
+        return None
+    times: dict[int, FloatArray] = {}
+    for name, ratio in ratios.items():
+        factor = np.minimum(np.median(ratio[stretch]) / ratio, 1.0)[:, None]
+        times.update(dict.fromkeys(observation.computations(name, stage), factor))
+    slow = lower > (fast + typical) / 2
+    steps = observation.layout.steps[stretch]
+    evidence = Evidence(
+        f"{observation.hosts.subject((0, stage))}: {drop:.2f}× as long in {int(slow.sum())} of "
+        f"{count} steps as in steps {steps[0]} to {steps[-1]}, against the other stages: a heavy "
+        "stage would be heavy in all",
+        WorkerView(dp=0, pp=stage),
+    )
+    finding = Finding(
+        change=Change(times=times),
+        evidence=(evidence,),
+        where=Where(
+            workers=((0, stage),),
+            stage=stage,
+            spells=SlowSpells(steps=int(slow.sum()), of=count, times=drop),
+        ),
+        figure=WorkerSteps(worker=(0, stage), ratio=tuple((lower / fast).tolist()), times=drop),
+        uncertainty=Uncertainty(THRESHOLDS.uneven),
+    )
+    slower = np.ones(len(work))
+    slower[stage] = drop
+    return StageOrWorker(heaviest_stage(observation, slower), finding)
 
 
 def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray) -> Finding:
@@ -257,8 +363,10 @@ def _slow_workers(
 
 def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = None) -> Finding:
     """Return a finding in doubt, because another cause has the same sign."""
-    line = Evidence(f"Uneven cost or a slow worker: {why}", StageView(pp=stage))
-    alternative = None if other is None else Alternative((*other.evidence, line), other.where)
+    line = Evidence(f"Uneven cost or a slow worker: {why}. {_TO_TELL}", StageView(pp=stage))
+    alternative = None
+    if other is not None:
+        alternative = Alternative((*other.evidence, line), other.where, other.change)
     doubt = Doubt(THRESHOLDS.in_doubt, alternative)
     return replace(finding, evidence=(*finding.evidence, line), doubt=doubt)
 

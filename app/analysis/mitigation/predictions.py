@@ -182,6 +182,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
                     step_time_s=now_s * (1 - cause.saves),
                     gain=cause.saves,
                     cause=cause.cause,
+                    at_most=cause.contribution is None,
                 )
                 for cause in causes
                 if cause.cause == cause_of(Plan.REPLACE_WORKERS) and cause.saves is not None
@@ -190,8 +191,12 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     if not trusted:
         # S excludes late launches, which are the main loss of a job whose replay is not trusted.
         most = max(most, 1 - headline.reference_step_time_s / now_s)
-    bounded = [_capped(fix, most, now_s) for fix in fixes]
-    return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+    # The headline compares with the job without the likelier of two causes. Without the other one
+    # the job may be faster.
+    other = {cause.cause: cause.saves or 0.0 for cause in causes if cause.contribution is None}
+    bounded = [_capped(fix, max(most, other.get(fix.cause or "", 0.0)), now_s) for fix in fixes]
+    worthwhile = (fix for fix in bounded if fix.gain >= MIN_GAIN)
+    return sorted(worthwhile, key=lambda fix: (fix.cause in other, -fix.gain))
 
 
 def _worker_names(workers: Sequence[Worker]) -> str:

@@ -148,6 +148,9 @@ class JobModel:
     # Optional types that the job executes but the trace lacks.
     unrecorded: frozenset[str] = frozenset()
     buckets: int = 1  # parameter and gradient collectives of one model chunk
+    # Whether parameters are gathered after the optimizer for the next step, as by Megatron's
+    # distributed optimizer without overlap, instead of before the first forward.
+    gathers_at_end: bool = False
     # Whether the first and last stage also record receives and sends that have no peer.
     edge_transfers: bool = False
     # Number of DP ranks that share the experts of each layer and record their all-to-alls; 1 for

@@ -100,7 +100,8 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
 # * the end of the step is a chain on every stage: last computation → gc →
 #   layernorm-grads-all-reduce → embedding-grads-all-reduce (first and last stage, PP > 1) →
 #   separate-grads-all-reduce → grads-reduce-scatters, chunk by chunk →
-#   optimizer-clip-main-grad → optimizer. An absent type is left out and takes no time;
+#   optimizer-clip-main-grad → optimizer → params-all-gathers, chunk by chunk, of jobs that gather
+#   parameters for the next step. An absent type is left out and takes no time;
 # * if separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
 #   waits for the chunk's last backward, reduce-scatters run on the DP stream in the order of
 #   those backwards, are not in the chain, and the chain's first operation after gc waits for the
@@ -203,9 +204,8 @@ class _Builder:
         stage = _Stage(index)
         job = self.job
         order = evaluation_order(job) if self.evaluation else stage_order(job, index)
-        if PARAMS_ALL_GATHER in job.op_types:
-            for chunk in range(job.sizes.vpp):
-                stage.params[chunk] = self._collectives(PARAMS_ALL_GATHER, stage, chunk, ())
+        if PARAMS_ALL_GATHER in job.op_types and not job.gathers_at_end:
+            self._gather(stage, None)
         forwards_first = next((i for i, c in enumerate(order) if not c.forward), len(order))
         remaining = dict.fromkeys(range(job.sizes.vpp), job.microbatches)
         gate: int | None = None
@@ -221,7 +221,14 @@ class _Builder:
                     GRADS_REDUCE_SCATTER, stage, computation.chunk, (node,)
                 )
         if not self.evaluation:
-            self._end_of_step(stage)
+            tail = self._end_of_step(stage)
+            if PARAMS_ALL_GATHER in job.op_types and job.gathers_at_end:
+                self._gather(stage, tail)
+
+    def _gather(self, stage: _Stage, after: int | None) -> None:
+        """Add the gathering of the parameters of all chunks of a stage."""
+        for chunk in range(self.job.sizes.vpp):
+            stage.params[chunk] = self._collectives(PARAMS_ALL_GATHER, stage, chunk, (after,))
 
     @property
     def _overlapped(self) -> bool:
@@ -288,7 +295,8 @@ class _Builder:
             )
         return node
 
-    def _end_of_step(self, stage: _Stage) -> None:
+    def _end_of_step(self, stage: _Stage) -> int:
+        """Add the chain of operations at the end of a step; return the last operation."""
         job, types = self.job, self.job.op_types
         tail = stage.streams["compute"]
         if GC in types:
@@ -314,7 +322,8 @@ class _Builder:
         if OPTIMIZER_CLIP in types:
             tail = self.add(OPTIMIZER_CLIP, stage, self._ending(stage, tail), group=("dp", "clip"))
         if OPTIMIZER in types:
-            self.add(OPTIMIZER, stage, self._ending(stage, tail))
+            tail = self.add(OPTIMIZER, stage, self._ending(stage, tail))
+        return tail
 
     @staticmethod
     def _ending(stage: _Stage, tail: int) -> tuple[int | None, ...]:

@@ -67,6 +67,33 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def head_in_layers(extra: Mapping[str, Any]) -> float | None:
+    """Return the FLOPs of the head ÷ those of a layer, by the metadata's model; None if unknown.
+
+    With hidden size h, vocabulary V and sequence length s, the head takes 2hV FLOPs a token and a
+    layer 24h² + 4hs, of which the feed-forward's part is 4h·`intermediate`, or 6h·`intermediate` if
+    it is gated (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", appendix).
+
+    Examples
+    --------
+    >>> model = {"hidden": 4096, "vocabulary": 131072}
+    >>> head_in_layers({"model": model, "seq_length": 8192})
+    2.0
+    """
+    model = extra.get("model")
+    if not isinstance(model, Mapping):
+        return None
+    hidden, vocabulary = model.get("hidden"), model.get("vocabulary")
+    sequence = extra.get("seq_length", model.get("sequence"))
+    inner, active = model.get("intermediate"), model.get("active_experts", 1)
+    if not (_is_count(hidden) and _is_count(vocabulary) and _is_count(sequence)):
+        return None
+    assert isinstance(hidden, int) and isinstance(vocabulary, int)  # noqa: PT018, S101 - for types
+    wide = inner if _is_count(inner) else 4 * hidden
+    feed_forward = (3 if model.get("gated") else 2) * hidden * wide * active
+    return 2 * hidden * vocabulary / (2 * (4 * hidden**2 + feed_forward) + 4 * hidden * sequence)
+
+
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
 
 

@@ -173,10 +173,21 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
     )
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
     lasting = median(either.swapaxes(0, 1))
-    limit = 1 + max(THRESHOLDS.slow_one_way, THRESHOLDS.to_scatter * scatter_of_most(lasting))
+    # If half of the workers are slow, all are equally far from the median worker, so that only the
+    # faster half shows the scatter.
+    scatter = min(scatter_of_most(lasting), _scatter_of_faster(lasting))
+    limit = 1 + max(THRESHOLDS.slow_one_way, THRESHOLDS.to_scatter * scatter)
     one_way = ~slow & (either > limit) & (lasting > limit)[:, None, :]
     level = np.where(one_way, (forward + backward) / 2, both)
     return _Slow(slowness, level, slow | one_way)
+
+
+def _scatter_of_faster(lasting: FloatArray) -> float:
+    """Return the standard deviation estimated from the faster half of values, as if normal."""
+    values = np.sort(lasting, axis=None)
+    # A quarter of normal values lie more than 0.6745 standard deviations below the median.
+    quarter, middle = values[(len(values) - 1) // 4], values[(len(values) - 1) // 2]
+    return float(middle - quarter) / 0.6745
 
 
 def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:

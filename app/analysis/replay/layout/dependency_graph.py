@@ -2,9 +2,10 @@
 
 Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis". A
 graph describes a single DP rank, and is the same for all DP ranks. Dependencies follow the recorded
-launch order, so GPipe, 1F1B and interleaved schedules need no assumption. All sessions of a job
-have the same structure, and deriving the graph takes up to a tenth of an analysis, so graphs are
-cached.
+launch order, so GPipe, 1F1B and interleaved schedules need no assumption. The paper's jobs gather
+parameters before the first forward; a gather at the end of a step, which the paper does not have,
+follows the optimizer. All sessions of a job have the same structure, and deriving the graph takes
+up to a tenth of an analysis, so graphs are cached.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from app.analysis.replay.layout.pipeline import (
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 
-__all__ = ["COMPUTE", "DP_COLLECTIVES", "LOCAL", "P2P", "Graph", "Unit"]
+__all__ = ["COMPUTE", "DP_COLLECTIVES", "LOCAL", "P2P", "Graph", "Unit", "gathers_at_end"]
 
 # Types that run on the worker itself; all other known types move data between workers.
 LOCAL = COMPUTE | {ops.OPTIMIZER, ops.GC}
@@ -171,6 +172,26 @@ def _raise_cycle(
     )
 
 
+def gathers_at_end(layout: Layout) -> frozenset[int]:
+    """Return the params-all-gathers that end a step: they gather parameters for the next step.
+
+    Megatron's distributed optimizer does so unless it overlaps the gathering with forwards. Such a
+    gather is launched after all computations, gradient reductions and optimizers of its stage.
+    """
+    others = layout.of_types(
+        *COMPUTE, *(DP_COLLECTIVES - {ops.PARAMS_ALL_GATHER}), ops.OPTIMIZER_CLIP, ops.OPTIMIZER
+    )
+    late: list[int] = []
+    for stage in range(layout.pp):
+        gathers = layout.of(ops.PARAMS_ALL_GATHER, stage)
+        before = layout.nodes.on(stage)
+        before = before[others[before]]
+        if len(gathers) and len(before):
+            last = layout.launch[before].max()
+            late += gathers[layout.launch[gathers] > last].tolist()
+    return frozenset(late)
+
+
 def build_graph(layout: Layout) -> Graph:
     """Return the dependency graph of a layout's steps (section 3.2 of the paper).
 
@@ -209,6 +230,7 @@ class _Builder:
     _computed: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)
+    _late: frozenset[int] = field(init=False)  # result of `gathers_at_end`
     # (direction, stage) → [(receive, computation that uses the received data)]
     _fed: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
     # (direction, stage) → [(send, computation whose result the send transfers)]
@@ -220,6 +242,7 @@ class _Builder:
         self._chunk = nodes.mc.tolist()
         self._computed = np.maximum(nodes.mc, 0).tolist()
         self._microbatch = nodes.mb.tolist()
+        self._late = gathers_at_end(self.layout)
         self.after = {node: set() for node in range(len(nodes))}
         self._by_kind = {}
         for node, (op, pp) in enumerate(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True)):
@@ -263,8 +286,9 @@ class _Builder:
         for name in P2P:
             self.chain(self.of(stage, name))
         self._add_transfers(stage, compute)
-        # The first forward of each chunk waits for the chunk's last gathering of parameters.
-        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
+        # The first forward of each chunk waits for the chunk's last gathering of parameters. A
+        # gathering at the end of a step is for the next step, which begins after this step's end.
+        gathers = [n for n in self.of(stage, ops.PARAMS_ALL_GATHER) if n not in self._late]
         forwards = self.of(stage, ops.FORWARD_COMPUTE)
         for chunk, gather in self._by_chunk(gathers).items():
             gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
@@ -332,15 +356,17 @@ class _Builder:
 
     def _add_end_of_step(self, stage: int, compute: list[int]) -> None:
         """Chain the operations at the end of a step, and the data-parallel collectives."""
-        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
+        every = self.of(stage, ops.PARAMS_ALL_GATHER)
+        late = [node for node in every if node in self._late]
+        gathers = [node for node in every if node not in self._late]
         scatters = self.of(stage, ops.GRADS_REDUCE_SCATTER)
         reduces = self.of(stage, ops.SEPARATE_ALL_REDUCE)
         overlapped = bool(reduces)
-        self.chain(self.of(stage, *DP_COLLECTIVES) if overlapped else [*gathers, *scatters])
+        self.chain(self.of(stage, *DP_COLLECTIVES) if overlapped else [*gathers, *scatters, *late])
         ends: list[list[int]] = [compute[-1:], self.of(stage, ops.GC)]
         ends += [self.of(stage, ops.LAYERNORM_ALL_REDUCE), self.of(stage, ops.EMBEDDING_ALL_REDUCE)]
         ends += [reduces if overlapped else scatters]
-        ends += [self.of(stage, ops.OPTIMIZER_CLIP), self.of(stage, ops.OPTIMIZER)]
+        ends += [self.of(stage, ops.OPTIMIZER_CLIP), self.of(stage, ops.OPTIMIZER), late]
         tail = [node for nodes in ends for node in nodes]
         self.chain(tail)
         if overlapped:
@@ -411,6 +437,7 @@ class _Structure(NamedTuple):
     op_names: tuple[str, ...]
     nodes: tuple[bytes, ...]
     launch_order: bytes  # of computations, and of DP collectives, on each stage
+    late: frozenset[int]  # result of `gathers_at_end`
     ranks: tuple[int, int]
     routes: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -440,6 +467,7 @@ def graph_of(layout: Layout) -> Graph:
         layout.op_names,
         tuple(column.tobytes() for column in columns),
         order.tobytes(),
+        gathers_at_end(layout),
         (layout.dp, layout.pp),
         layout.routes,
     )

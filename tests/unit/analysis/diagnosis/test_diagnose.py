@@ -7,14 +7,16 @@ import pytest
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
     MemoryFragmentation,
+    SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.injections.delays import SlowDataLoading
 from app.analysis.synthesis.job import CostModel, JobModel
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import PARAMS_ALL_GATHER, Sizes
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,
@@ -45,6 +47,25 @@ def test_a_healthy_job_has_no_cause(job: JobModel) -> None:
 
     assert diagnosis.causes == ()
     assert diagnosis.slowdown < 1.05
+
+
+@pytest.mark.parametrize("job", [JOB, INTERLEAVED], ids=["1f1b", "interleaved"])
+@pytest.mark.parametrize(
+    "faults",
+    [(), (SlowWorker((2, 1), 1.5),), (StageImbalance(),), (SlowDataLoading(200 * MS),)],
+    ids=["healthy", "slow_worker", "stage_imbalance", "data_loading"],
+)
+def test_parameters_gathered_at_the_end_of_steps_hide_no_cause_and_make_none(
+    faults: tuple[Injection, ...], job: JobModel
+) -> None:
+    job = replace(job, consecutive=True)
+    at_end = replace(job, gathers_at_end=True)
+    never = replace(job, op_types=job.op_types - {PARAMS_ALL_GATHER})
+    report, without = (analyze(session(*faults, job=run).trace).report for run in (at_end, never))
+
+    assert [cause.cause for cause in report.causes] == [fault.cause for fault in faults]
+    assert [cause.where for cause in report.causes] == [cause.where for cause in without.causes]
+    assert report.headline.slowdown == pytest.approx(without.headline.slowdown, abs=0.02)
 
 
 def test_causes_that_hold_at_once_share_the_lost_time_fairly() -> None:

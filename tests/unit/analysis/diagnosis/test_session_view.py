@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Spells
 from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import Trace
 from tests.unit.analysis.diagnosis.jobs import ONE_RANK, causes, diagnosed, session
 
@@ -87,3 +91,69 @@ def test_a_stage_with_more_layers_is_heavy_for_sure() -> None:
     assert causes(diagnosis) == ["stage_imbalance"]
     assert diagnosis.causes[0].where.stage == 1
     assert confidences(diagnosis)[0] > 0.9
+
+
+# Of four stages of 8 layers, a head of 1.3 layers by its FLOPs, or of 8.
+SMALL_HEAD = {"model": {"hidden": 8192, "vocabulary": 128256}, "seq_length": 4096}
+LARGE_HEAD = {"model": {"hidden": 2048, "vocabulary": 262144}, "seq_length": 4096}
+
+
+def with_metadata(synthetic: SyntheticSession, extra: dict[str, Any]) -> SyntheticSession:
+    meta = synthetic.trace.meta
+    described = replace(meta, extra={**meta.extra, **extra})
+    return replace(synthetic, trace=replace(synthetic.trace, meta=described))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_stage_that_exceeds_the_flops_of_its_head_has_a_slow_worker(stage: int) -> None:
+    slow = session(SlowWorker((0, stage), 1.8), job=EVEN)
+    diagnosis = diagnosed(with_metadata(slow, SMALL_HEAD))
+
+    assert causes(diagnosis) == ["slow_worker"]
+    assert confidences(diagnosis)[0] > 0.9
+    truth = mean_step_ns(slow.trace) / mean_step_ns(session(job=EVEN).trace)
+    assert diagnosis.slowdown == pytest.approx(truth, rel=0.1)
+
+
+def test_a_stage_as_heavy_as_the_flops_of_its_head_is_heavy_for_sure() -> None:
+    heavy = StageImbalance(forward_factor=1.9, backward_factor=1.9, at=3)
+    diagnosis = diagnosed(with_metadata(session(heavy, job=EVEN), LARGE_HEAD))
+
+    assert causes(diagnosis) == ["stage_imbalance"]
+    assert confidences(diagnosis)[0] > 0.9
+
+
+@pytest.mark.parametrize("job", [EVEN, ONE_RANK], ids=["layers", "no layers"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_stage_that_is_fast_in_a_stretch_of_steps_has_a_slow_worker(
+    stage: int, job: JobModel
+) -> None:
+    longer = replace(job, steps=20)
+    slow = session(SlowWorker((0, stage), 1.8, Spells(from_step=6)), job=longer)
+    diagnosis = diagnosed(slow)
+
+    assert causes(diagnosis) == ["slow_worker"]
+    assert diagnosis.causes[0].where.workers == ((0, stage),)
+    truth = mean_step_ns(slow.trace) / mean_step_ns(session(job=longer).trace)
+    assert diagnosis.slowdown == pytest.approx(truth, rel=0.03)
+
+
+def test_a_heavy_stage_stays_heavy_while_another_worker_has_a_slow_spell() -> None:
+    heavy = StageImbalance(forward_factor=1.9, backward_factor=1.9, at=3)
+    spell = SlowWorker((0, 1), 1.9, Spells(from_step=14))
+    diagnosis = diagnosed(session(heavy, spell, job=replace(EVEN, steps=20)))
+
+    assert "stage_imbalance" in causes(diagnosis)
+    blamed = [cause.where.workers for cause in diagnosis.causes if cause.cost_s is not None]
+    assert ((0, 3),) not in blamed
+
+
+def test_of_two_possible_causes_each_has_its_slowdown_and_its_fix() -> None:
+    slow = session(SlowWorker((0, 3), 1.8), job=EVEN)
+    report = analyze(slow.trace).report
+
+    truth = mean_step_ns(slow.trace) / mean_step_ns(session(job=EVEN).trace)
+    assert [cause.cause for cause in report.causes] == ["stage_imbalance", "slow_worker"]
+    assert f"If so, the job is {truth:.1f}" in report.causes[1].evidence[-1]
+    assert "To tell them apart" in report.causes[0].evidence[-1]
+    assert {fix.cause for fix in report.recommendations} == {"stage_imbalance", "slow_worker"}

@@ -182,6 +182,26 @@ def test_one_direction_is_enough_where_it_lasts(forward: float, backward: float)
 
 
 @pytest.mark.parametrize(
+    ("job", "workers"),
+    [
+        (replace(JOB, sizes=Sizes(dp=2, pp=2)), {(1, 0), (1, 1)}),
+        (replace(JOB, sizes=Sizes(dp=2, pp=4)), {(1, 0), (1, 1), (1, 2), (1, 3)}),
+        (replace(JOB, sizes=Sizes(dp=4, pp=1)), {(0, 0), (2, 0)}),
+    ],
+    ids=["dp 2 pp 2", "dp 2 pp 4", "dp 4 pp 1"],
+)
+def test_half_of_the_workers_may_be_slow_in_forwards_alone(
+    job: JobModel, workers: set[tuple[int, int]]
+) -> None:
+    slow = session(*(SlowWorker(worker, 1.6, backward_share=0.0) for worker in workers), job=job)
+    report = analyze(slow.trace).report
+
+    assert names(report) == ["slow_worker"]
+    assert set(report.causes[0].where.workers) == workers
+    assert report.headline.slowdown == pytest.approx(slow.truth.slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize(
     "shape", [PLAIN, replace(PLAIN, dp=2), replace(PLAIN, dp=1)], ids=["dp 4", "dp 2", "dp 1"]
 )
 def test_bursts_of_a_few_passes_are_enough(shape: Shape) -> None:

@@ -61,13 +61,14 @@ def test_recorded_durations_replay_as_the_twin_says(seed: int) -> None:
 
 @pytest.mark.slow
 @jobs
-@given(seeds, st.booleans(), st.booleans())
+@given(seeds, st.booleans(), st.booleans(), st.booleans())
 def test_a_job_without_launch_delays_replays_to_its_executed_times(
     seed: int,
     interleaved: bool,  # noqa: FBT001 - drawn by hypothesis
     overlap: bool,  # noqa: FBT001
+    at_end: bool,  # noqa: FBT001
 ) -> None:
-    session = random_job(seed, interleaved=interleaved, overlap=overlap)
+    session = random_job(seed, interleaved=interleaved, overlap=overlap, gathers_at_end=at_end)
     replayed = prepare_replay(session.trace)
     simulator = replayed.simulator
     times_s = simulator.step_times([simulator.keep()])[0] * 1e-9

@@ -9,7 +9,9 @@ from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import build_graph
 from app.analysis.replay.session import prepare_replay
-from app.analysis.trace.model import Trace
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes, Trace
 from app.errors import UnanalyzableError
 from tests.factories import select, session
 
@@ -42,6 +44,20 @@ def test_what_an_operation_waits_for() -> None:
     assert node(layout, "params-all-gather", 1, 0) in after[first]
     send = node(layout, "backward-send", 1, 0)
     assert node(layout, "backward-compute", 1, 0) in after[send]
+
+
+def test_a_gather_at_the_end_of_a_step_follows_its_optimizer_and_gates_no_forward() -> None:
+    job = JobModel(Sizes(dp=2, pp=3), 4, 3, gathers_at_end=True)
+    layout = the_layout(synthesize(job, seed=1).trace)
+    after = {
+        member: set(nodes)
+        for unit in build_graph(layout).units
+        for member, nodes in zip(unit.members, unit.after, strict=True)
+    }
+    for stage in range(3):
+        gather = node(layout, "params-all-gather", stage, 0)
+        assert node(layout, "optimizer", stage, 0) in after[gather]
+        assert not any(gather in before for before in after.values())
 
 
 def test_who_moves_data_together() -> None:
