@@ -39,7 +39,8 @@ _STRUCK: Final = 0.5
 class Thresholds:
     """Thresholds that decide whether steps wait for their batch."""
 
-    least_share: float = 0.01  # steps wait when the latest stage is late by this share of a step
+    # Steps wait when the latest rank of the latest stage is late by this share of a step.
+    least_share: float = 0.01
     # A stage waits when its lateness is this share of the latest stage's lateness.
     waiting: float = 0.5
     # Highest confidence if one or two steps wait so much longer than the other steps that they may
@@ -70,7 +71,9 @@ def _by_sign(signs: Signs) -> Finding | None:
         return None
     latest = np.max(list(by_stage.values()), axis=0)
     late_ns = float(np.mean(latest))
-    if late_ns < THRESHOLDS.least_share * signs.step_ns:
+    by_step = latest.max(axis=1)
+    # All ranks wait for the latest rank, so its lateness counts, however many ranks are on time.
+    if float(np.mean(by_step)) < THRESHOLDS.least_share * signs.step_ns:
         return None
     waiting = tuple(
         stage
@@ -78,7 +81,6 @@ def _by_sign(signs: Signs) -> Finding | None:
         if float(np.mean(delay)) >= THRESHOLDS.waiting * late_ns
     )
     somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
-    by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
     evidence = [
         Evidence(

@@ -1,0 +1,35 @@
+"""A late data loader of one rank, in files of `tests.support.gpu_profiles`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.gpu_profiles.job import MS, Fault, Job, Mode, Style
+from tests.support.gpu_profiles.machine import step_time_ns
+from tests.support.gpu_profiles.programs import run
+from tests.support.gpu_profiles.score import Case, Condition, Outcome, judge
+
+
+def judged(job: Job, rank: int, share: float) -> Outcome:
+    """Return the outcome of a job in which a rank loads for a share of a step's time.
+
+    A host that runs ahead of its device hides a step's time of loading, which is added.
+    """
+    hidden = 0 if job.synchronized else 1
+    fault = Fault(loading_rank=rank, loading_ns=int((share + hidden) * step_time_ns(run(job))))
+    case = Case(0, Condition.LOADER, replace(job, fault=fault), Style(clock_ns=20 * MS))
+    return judge(case)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "steps"), [(Mode.DDP, 32, 4), (Mode.DDP, 40, 3), (Mode.FSDP2, 64, 3)]
+)
+def test_one_late_loader_is_named_among_many_ranks_in_few_steps(
+    mode: Mode, ranks: int, steps: int
+) -> None:
+    """All ranks wait for the latest one, however many others are on time."""
+    job = Job(mode, ranks=ranks, steps=steps, layers=6, forward_ns=30 * MS, exchange=0.4, seed=5)
+    outcome = judged(job, ranks // 3, 0.6)
+    assert outcome.right, outcome.cause
