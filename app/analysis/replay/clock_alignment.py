@@ -97,6 +97,10 @@ SETTLED_NS: Final = 1e3
 # corrected.
 LEAST_STEPS: Final = 5
 FEW_STEPS_NS: Final = 10e6
+# Unless there are at least this many steps, and all matched ends agree on the offset within this
+# share of it, as those of NCCL's kernels do.
+AGREEING_STEPS: Final = 3
+AGREEING: Final = 0.1
 # Ranks that are compared only by the boundaries of steps, since they share no transfers or
 # collectives, may begin a step this far apart.
 BOUNDARY_NS: Final = 10e6
@@ -195,7 +199,8 @@ def _align_once(
             wrong |= not few and any(map(_contradicts, layouts, graphs))
     if few and wrong:
         apart_ns = max(map(clocks_apart_ns, layouts, graphs))
-        wrong = apart_ns > max(FEW_STEPS_NS, CORRECTED_RESIDUALS * residual.max())
+        least_ns = CORRECTED_NS if _agree(matches, apart_ns) else FEW_STEPS_NS
+        wrong = apart_ns > max(least_ns, CORRECTED_RESIDUALS * residual.max())
     clocks = RankClocks(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),
@@ -211,6 +216,14 @@ def _align_once(
         return list(layouts), clocks
     rates = None if fit.rates is None else fit.rates[fit.window, :ranks]
     return without_offsets(layouts, fit.at_begin()[:, :ranks], rates), clocks
+
+
+def _agree(matches: Matches, apart_ns: float) -> bool:
+    """Return whether the matched ends of a few steps agree on offsets of up to `apart_ns`."""
+    if len(matches.ahead_ns) < AGREEING_STEPS or np.isnan(matches.ahead_ns).any():
+        return False
+    scatter_ns = np.ptp(matches.ahead_ns, axis=0) + matches.spread_ns.max(axis=0)
+    return bool(scatter_ns.max() <= AGREEING * apart_ns)
 
 
 def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:

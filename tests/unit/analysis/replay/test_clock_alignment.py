@@ -87,6 +87,22 @@ def test_constant_skew_is_taken_back(job: Trace, sigma_ms: float) -> None:
     assert np.array(report.clocks.residual_ns).max() < 0.5e6
 
 
+@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize("moving", [False, True])
+def test_few_steps_correct_offsets_on_which_all_ends_agree(steps: int, *, moving: bool) -> None:
+    """Offsets of some ms that differ from step to step are chance."""
+    trace = session(dp=4, pp=1, microbatches=2, steps=steps).trace
+    rng = np.random.default_rng(steps)
+    ahead_ns = np.array([0, 3e6, -3e6, 6e6])[:, None] + np.zeros(steps)
+    if moving:
+        ahead_ns += rng.normal(0, 1e6, ahead_ns.shape)
+    _, number = np.unique(trace.step, return_inverse=True)
+    start = trace.start_ns + ahead_ns[trace.rank, number].astype(np.int64)
+    layouts = lay_out(dataclasses.replace(trace, start_ns=start)).groups
+    _, clocks = align(layouts, [build_graph(layouts[0])], absolute=False)
+    assert clocks.aligned is not moving
+
+
 def test_drifting_clocks_are_followed(job: Trace) -> None:
     clean = analyze(job).report
     trace, _ = skewed(absolute(job), 20.0, drift_ppm=50.0, seed=3)

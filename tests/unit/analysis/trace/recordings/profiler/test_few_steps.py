@@ -1,4 +1,4 @@
-"""A late data loader of one rank, in files of `tests.support.gpu_profiles`."""
+"""Late data loaders and clocks in files of few steps of `tests.support.gpu_profiles`."""
 
 from __future__ import annotations
 
@@ -33,3 +33,23 @@ def test_one_late_loader_is_named_among_many_ranks_in_few_steps(
     job = Job(mode, ranks=ranks, steps=steps, layers=6, forward_ns=30 * MS, exchange=0.4, seed=5)
     outcome = judged(job, ranks // 3, 0.6)
     assert outcome.right, outcome.cause
+
+
+@pytest.mark.parametrize("synchronized", [True, False])
+@pytest.mark.parametrize(("mode", "steps"), [(Mode.DDP, 3), (Mode.DDP, 6), (Mode.FSDP2, 4)])
+def test_the_first_recorded_step_waits_like_the_others(
+    mode: Mode, steps: int, *, synchronized: bool
+) -> None:
+    """Loading before the first step may begin while the device runs an unrecorded step."""
+    job = Job(mode, ranks=8, steps=steps, layers=6, forward_ns=30 * MS, exchange=0.4, seed=6)
+    outcome = judged(replace(job, synchronized=synchronized), 5, 0.5)
+    assert outcome.right, outcome.cause
+    assert outcome.reported == pytest.approx(outcome.true, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_clocks_some_milliseconds_apart_slow_no_healthy_job(seed: int) -> None:
+    job = Job(Mode.FSDP1, ranks=4, layers=6, buckets=2, clipping=True, steps=3, seed=seed)
+    outcome = judge(Case(0, Condition.NONE, job, Style(clock_ns=9 * MS)))
+    assert outcome.right, outcome.cause
+    assert outcome.reported <= 1.01
