@@ -7,7 +7,7 @@ different times; the rank that delays the others is the rank with the longest co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
     return tuple(item) if all(_is_count(count) for count in item) else None
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -85,12 +85,12 @@ def head_in_layers(extra: Mapping[str, Any]) -> float | None:
         return None
     hidden, vocabulary = model.get("hidden"), model.get("vocabulary")
     sequence = extra.get("seq_length", model.get("sequence"))
-    inner, active = model.get("intermediate"), model.get("active_experts", 1)
+    inner, active = model.get("intermediate"), model.get("active_experts")
     if not (_is_count(hidden) and _is_count(vocabulary) and _is_count(sequence)):
         return None
-    assert isinstance(hidden, int) and isinstance(vocabulary, int)  # noqa: PT018, S101 - for types
     wide = inner if _is_count(inner) else 4 * hidden
-    feed_forward = (3 if model.get("gated") else 2) * hidden * wide * active
+    experts = active if _is_count(active) else 1
+    feed_forward = (3 if model.get("gated") else 2) * hidden * wide * experts
     return 2 * hidden * vocabulary / (2 * (4 * hidden**2 + feed_forward) + 4 * hidden * sequence)
 
 
