@@ -7,7 +7,7 @@ different times; the rank that delays the others is the rank with the longest co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
     return tuple(item) if all(_is_count(count) for count in item) else None
 
 
-def _is_count(value: object) -> TypeGuard[int]:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -83,15 +83,24 @@ def head_in_layers(extra: Mapping[str, Any]) -> float | None:
     model = extra.get("model")
     if not isinstance(model, Mapping):
         return None
-    hidden, vocabulary = model.get("hidden"), model.get("vocabulary")
-    sequence = extra.get("seq_length", model.get("sequence"))
-    inner, active = model.get("intermediate"), model.get("active_experts")
-    if not (_is_count(hidden) and _is_count(vocabulary) and _is_count(sequence)):
+    hidden, vocabulary = _size(model.get("hidden")), _size(model.get("vocabulary"))
+    sequence = _size(extra.get("seq_length", model.get("sequence")))
+    if not (hidden and vocabulary and sequence):
         return None
-    wide = inner if _is_count(inner) else 4 * hidden
-    experts = active if _is_count(active) else 1
+    wide = _size(model.get("intermediate")) or 4 * hidden
+    experts = _size(model.get("active_experts")) or 1
     feed_forward = (3 if model.get("gated") else 2) * hidden * wide * experts
     return 2 * hidden * vocabulary / (2 * (4 * hidden**2 + feed_forward) + 4 * hidden * sequence)
+
+
+_LARGEST: Final = 1 << 40  # no model has a larger size; products stay finite as floats
+
+
+def _size(value: object) -> int | None:
+    """Return a size of a model; None if it is missing or malformed."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
+        return value
+    return None
 
 
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)

@@ -101,12 +101,16 @@ def _opened(layout: Layout, step_gap_ns: float) -> FloatArray:
     """Return the time from a rank's earliest possible begin of a step to its first start, ns.
 
     It is used for steps whose previous step is not recorded. The time consists of host operations
-    before the step, such as loading the batch, minus the usual gap between steps. Shape (steps,
-    dp).
+    before the step, such as loading the batch, minus the usual gap between steps. A host that runs
+    ahead loads while its device still executes the previous step, which all ranks end together: so
+    no rank can begin before most ranks can. Shape (steps, dp).
     """
     if layout.opened_ns is None:
         return np.zeros(layout.start_ns.shape[1:])
-    return np.maximum(layout.opened_ns - step_gap_ns, 0.0)
+    opened_ns = np.maximum(layout.opened_ns - step_gap_ns, 0.0)
+    first_ns = layout.start_ns.min(axis=0)
+    most_ns = np.quantile(first_ns - opened_ns, 0.5, axis=1, keepdims=True, method="higher")
+    return np.asarray(np.minimum(opened_ns, np.maximum(first_ns - most_ns, 0.0)))
 
 
 def stage_ends(layout: Layout) -> FloatArray:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.gpu_profiles.job import MS, Fault, Job, Mode, Style
 from tests.support.gpu_profiles.machine import step_time_ns
 from tests.support.gpu_profiles.programs import run
-from tests.support.gpu_profiles.score import Case, Condition, Outcome, judge
+from tests.support.gpu_profiles.score import Case, Condition, Outcome, case, judge
 
 
 def judged(job: Job, rank: int, share: float) -> Outcome:
@@ -19,8 +19,7 @@ def judged(job: Job, rank: int, share: float) -> Outcome:
     """
     hidden = 0 if job.synchronized else 1
     fault = Fault(loading_rank=rank, loading_ns=int((share + hidden) * step_time_ns(run(job))))
-    case = Case(0, Condition.LOADER, replace(job, fault=fault), Style(clock_ns=20 * MS))
-    return judge(case)
+    return judge(Case(0, Condition.LOADER, replace(job, fault=fault), Style(clock_ns=20 * MS)))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +44,13 @@ def test_the_first_recorded_step_waits_like_the_others(
     outcome = judged(replace(job, synchronized=synchronized), 5, 0.5)
     assert outcome.right, outcome.cause
     assert outcome.reported == pytest.approx(outcome.true, rel=0.02)
+
+
+def test_loading_while_the_device_runs_an_unrecorded_step_is_not_late() -> None:
+    """Only the rest of the loading delays the first recorded step."""
+    outcome = judge(case(3, 97))
+    assert outcome.right, outcome.cause
+    assert outcome.near, outcome.reported
 
 
 @pytest.mark.parametrize("seed", [1, 2])
