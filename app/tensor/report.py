@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.access.senders import check_sender
+from app.access.senders import check_sender, claim_attempt
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
@@ -72,6 +72,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
     with container.uow() as tx:
         check_sender(container, tx, job)
         row = _locked(container, tx, job, name, timings)
+        claim_attempt(container, tx, job, row.job_id, timings.attempt)
         switch = switch_of(tx, row.job_id)
         under = _measured_under(tx, row, timings)
         in_force = None if under is None else shares_in(under.ranks, row.unit)

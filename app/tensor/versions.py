@@ -9,7 +9,7 @@ from typing import Final, Literal
 from sqlalchemy import select
 
 from app.access.audit import Action, record
-from app.access.senders import check_sender
+from app.access.senders import check_sender, claim_attempt
 from app.analysis.mitigation.tensor.document import Alternative, LossRisk, Method, RankShare
 from app.analysis.mitigation.tensor.group import Group
 from app.errors import ConflictError, Fault, InvalidTensorError, NotFoundError
@@ -205,6 +205,7 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
     with container.uow() as tx:
         check_sender(container, tx, job)
         group = locked_group(tx, job, name, ack.attempt)
+        claim_attempt(container, tx, job, group.job_id, ack.attempt)
         plan = plan_of(tx, group.id, version)
         if plan is None:
             raise NotFoundError(f"The group has no plan {version} in attempt {ack.attempt}.")

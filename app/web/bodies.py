@@ -24,6 +24,9 @@ from app.platform.settings import MIB
 # Size limit of bodies on all routes except those that receive traces; a plan of a thousand layers
 # has 400 kB.
 MAX_BODY_BYTES: Final = MIB
+# Limit of the commas of such a body, and so of its values. Each value that a route does not expect
+# is a fault of the answer, and a hundred thousand of them hold up all other requests for seconds.
+MAX_COMMAS: Final = 50_000
 
 _KEY: Final = "paceline.body"
 
@@ -78,8 +81,10 @@ class ArrivingBody:
     ----------
     limit : int
         Maximum size in bytes; a route may raise it before it reads the body.
-    size : int
-        Bytes received so far.
+    max_commas : int or None
+        Maximum number of commas; None in a route that reads other bodies than small documents.
+    size, commas : int
+        Bytes and commas received so far.
     """
 
     def __init__(
@@ -90,7 +95,9 @@ class ArrivingBody:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit = MAX_BODY_BYTES
+        self.max_commas: int | None = MAX_COMMAS
         self.size = 0
+        self.commas = 0
         self._receive = receive
         self._announced = announced or 0
         self._pace = pace
@@ -104,7 +111,8 @@ class ArrivingBody:
         Raises
         ------
         BodyTooLargeError
-            If the announced size, or the size received so far, is above the limit.
+            If the announced size, or the size received so far, is above the limit:
+            ``body.too_large``; or the number of values: ``body.too_many_values``.
         BodyTimeoutError
         """
         if self._complete:
@@ -115,6 +123,13 @@ class ArrivingBody:
         message = await self._in_time()
         self.size += len(message.get("body", b""))
         self._refuse_above_limit(self.size)
+        if self.max_commas is not None:
+            self.commas += message.get("body", b"").count(b",")
+            if self.commas > self.max_commas:
+                raise BodyTooLargeError(
+                    f"The body has more than {self.max_commas:,} values.",
+                    code="body.too_many_values",
+                )
         self._complete = not message.get("more_body", False)
         return message
 

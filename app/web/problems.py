@@ -63,6 +63,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "session.formats_mixed": (409, "The session's chunks have times of another kind"),
     "batch.malformed": (422, "The body is no batch of chunks"),
     "body.too_large": (413, "The body is too large"),
+    "body.too_many_values": (413, "The body has too many values"),
     "body.time_limit": (422, "Reading the body takes too long"),
     "body.memory_limit": (413, "The body needs too much memory"),
     "body.reader_killed": (422, "The body cannot be read"),

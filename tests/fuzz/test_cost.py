@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from app.analysis.hangs.document import hang_document
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.errors import PacelineError
@@ -150,3 +151,23 @@ def test_files_of_hangs(name: str) -> None:
         return None if file is None else job_of([file])
 
     assert not too_expensive(name, json.dumps(_HANGS[name]).encode(), read)
+
+
+@by_night
+def test_the_verdict_on_a_group_of_many_ranks() -> None:
+    """A recorder's file of some kilobytes names as many ranks as it likes."""
+
+    def cost_of(ranks: int) -> float:
+        dump = Hanging(2, [[(0, 1)]]).dumps()[0]
+        for group in dump["pg_config"].values():
+            group["ranks"] = json.dumps(list(range(ranks)))
+        file = read_hang_file("_dump_0", json.dumps(dump).encode(), 0)
+        assert file is not None
+        gc.collect()
+        begun_s = time.process_time()
+        document = hang_document(job_of([file]))
+        assert len(document.ranks) == ranks
+        return time.process_time() - begun_s
+
+    few_s, many_s = cost_of(10_000), cost_of(40_000)
+    assert many_s < MOST_RATIO * max(few_s, LEAST_S / MOST_RATIO)

@@ -282,21 +282,35 @@ def _call_words(name: str, size: tuple[int, ...]) -> str:
 
 def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
     """Yield the ranks that other ranks wait for and that wait for no rank."""
+    # Each text about many ranks is made once: a recorder's file may name a million of them.
+    operations = sorted(waits.operations, key=_since)
+    awaiting: dict[int, int] = {}
+    for place, operation in enumerate(operations):
+        for rank in operation.awaited:
+            awaiting.setdefault(rank, place)
+    beyond: dict[int, str] = {}
+    absent: dict[int, str] = {}
     for rank in waits.sinks():
-        state = job.ranks.get(rank)
         number = waits.of_rank.get(rank)
-        if number is not None:
-            operation = waits.operations[number]
-            if operation.beyond:
-                have = "has" if len(operation.beyond) == 1 else "have"
-                evidence = (
-                    f"does not complete {label(job, operation)}, which "
-                    f"{rank_words(operation.beyond)} {have} completed"
-                )
-                yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
+        if number is None:
+            place = awaiting[rank]
+            if place not in absent:
+                absent[place] = _wait_words(operations[place])
+            yield _absent(job, rank, operations[place], absent[place])
             continue
-        awaiting = [operation for operation in waits.operations if rank in operation.awaited]
-        yield _absent(job, rank, state, min(awaiting, key=_since))
+        operation = waits.operations[number]
+        if not operation.beyond:
+            continue
+        if number not in beyond:
+            have = "has" if len(operation.beyond) == 1 else "have"
+            beyond[number] = f"{rank_words(operation.beyond)} {have} completed"
+        evidence = f"does not complete {label(job, operation)}, which {beyond[number]}"
+        yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
+
+
+def _wait_words(operation: Operation) -> str:
+    """Return which ranks wait: ``ranks 0 to 3 wait``."""
+    return f"{rank_words(operation.waiting)} {'waits' if len(operation.waiting) == 1 else 'wait'}"
 
 
 def _since(operation: Operation) -> tuple[bool, float, int]:
@@ -309,13 +323,11 @@ def _since(operation: Operation) -> tuple[bool, float, int]:
     return is_transfer, math.inf if since_ns is None else since_ns, -len(operation.waiting)
 
 
-def _absent(job: JobState, rank: int, state: RankState | None, operation: Operation) -> Culprit:
+def _absent(job: JobState, rank: int, operation: Operation, waiting: str) -> Culprit:
     """Return the culprit that never entered an operation, or that sends no report."""
-    what = label(job, operation)
+    state, what = job.ranks.get(rank), label(job, operation)
     if state is None:
-        waiting = operation.waiting
-        wait = "waits" if len(waiting) == 1 else "wait"
-        evidence = f"{left_words(job, rank)}, and {rank_words(waiting)} {wait} for it in {what}"
+        evidence = f"{left_words(job, rank)}, and {waiting} for it in {what}"
         return _culprit(job, rank, operation, HangKind.SILENT, evidence, _BY_ABSENCE)
     inside = f"; it is in {code_words(state.stack[0])}" if state.stack else ""
     evidence = f"has nothing pending and never entered {what}{inside}"

@@ -426,6 +426,7 @@ class Ingest:
             Limit of the body, if lower than that of the settings.
         """
         most = self._settings.max_body_bytes
+        arriving(request).max_commas = None
         arriving(request).limit = most if most_bytes is None else min(most, most_bytes)
         spool = Spool(self._directory, self._budget, self._spool_limiter)
         try:

@@ -204,6 +204,19 @@ def _opened(owner: httpx.Client) -> None:
     assert sent.status_code == 202
 
 
+def test_a_token_that_owns_another_attempt_reports_no_times_of_this_one(company: Company) -> None:
+    with (
+        company.client(_token(company, "first", "llm")) as first,
+        company.client(_token(company, "second", "*")) as second,
+    ):
+        training = TrainingJob(first, "llm", "tp-0")
+        assert training.send(*SLOW).status_code == 202
+        announced = second.post("/api/v1/jobs/llm/attempts", json={"run_id": "b", "restart": 0})
+        assert announced.json()["attempt"] == 2
+        assert _code(TrainingJob(second, "llm", "tp-0", step=2**50).send(*SLOW)) == OWNED
+        assert training.send(*SLOW).status_code == 202
+
+
 def test_the_first_token_of_an_attempt_owns_it(company: Company) -> None:
     with (
         company.client(_token(company, "first")) as first,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.web.bodies import MAX_BODY_BYTES
+from app.web.bodies import MAX_BODY_BYTES, MAX_COMMAS
 from tests.integration.api import bodies
 
 if TYPE_CHECKING:
@@ -43,6 +43,18 @@ def test_every_route_but_those_of_traces_refuses_a_large_body_unread(client: htt
         answer = client.request(method, path, content=b"[" + b" " * MAX_BODY_BYTES + b"]")
         assert (answer.status_code, answer.json()["code"]) == (413, "body.too_large"), path
         assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_every_route_but_those_of_traces_refuses_too_many_values(client: httpx.Client) -> None:
+    """Each of them could be a fault, which costs far more than its two bytes."""
+    body = "[" + "1," * MAX_COMMAS + "1,1]"
+    assert len(body) < MAX_BODY_BYTES
+    for method, path in routes_with_bodies(client):
+        answer = client.request(
+            method, path, content=body, headers={"Content-Type": "application/json"}
+        )
+        refused = answer.status_code, answer.json()["code"]
+        assert refused == (413, "body.too_many_values"), (method, path)
 
 
 def test_a_body_of_unknown_length_is_refused_while_it_is_read(client: httpx.Client) -> None:
