@@ -58,7 +58,7 @@ class PolicyView:
     # changed_at, changed_by: None if the policy was never set
     changed_at: datetime | None
     changed_by: str | None
-    # None for kinds without a scheduler, and before the scheduler was asked
+    # None for kinds without a scheduler, and before the scheduler was queried
     scheduler: SchedulerView | None = None
 
 

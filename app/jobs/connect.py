@@ -21,7 +21,7 @@ import paceline_client
 from app.analysis.trace.formats.registry import FOREIGN
 
 DEFAULT_JOB: Final = "my-job"
-# Stands for a secret that the reader has to insert.
+# Placeholder of a secret that the reader has to insert.
 NO_SECRET: Final = "…"  # noqa: S105 - no secret
 
 

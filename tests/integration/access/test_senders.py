@@ -248,7 +248,7 @@ def test_the_first_token_of_an_attempt_owns_it(company: Company) -> None:
 
 
 def test_the_first_pulse_of_an_attempt_owns_it(company: Company) -> None:
-    """Pulses of different tokens arrive together: each is held against its own token."""
+    """Pulses of different tokens arrive together: each is checked against its own token."""
     pulse = next(iter(bodies_of_pulse(slow_job()[0])))
     address = "/api/v1/jobs/llm/attempts/4/pulse"
     with (
