@@ -79,8 +79,8 @@ class Guard:
             token=token,
             cookie=self._cookie.read(request),
             project=project_of(scope),
-            # Tokens for some jobs are checked against this name, which all routes that receive data of
-            # a job have in their address.
+            # Tokens for some jobs are checked against this name, which all routes that receive data
+            # of a job have in their address.
             job=scope.get("path_params", {}).get("job"),
             peer=peer_of(request.client.host) if request.client else "",
             route="" if redirected else f"{scope['method']} {scope['route'].path}",
