@@ -60,7 +60,10 @@ class GpuBody(ReadBody):
 
 
 class HostSessionBody(ReadBody):
-    """A host in a session; `cause` is null if no cause names it."""
+    """A host in a session; `cause` is null if no cause blames it.
+
+    `other_cause` is the leading cause that names the host without blaming the machine.
+    """
 
     session: uuid.UUID
     number: int
@@ -71,6 +74,7 @@ class HostSessionBody(ReadBody):
     slowdown: float
     computing: float | None
     cause: str | None
+    other_cause: str | None
     cost_gpu_hours: float
     gpus: list[GpuBody]
 

@@ -105,6 +105,7 @@ def priced(
             HostReading.slowdown,
             HostReading.computing,
             HostReading.cause,
+            HostReading.other_cause,
             HostReading.gpus,
             HostReading.guessed,
             (HostReading.lost_each_hour * verdict_s / _HOUR_S).label("cost"),

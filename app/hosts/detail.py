@@ -39,7 +39,8 @@ class HostSession:
     workers: int
     slowdown: float
     computing: float | None
-    cause: str | None
+    cause: str | None  # the leading one that blames machines
+    other_cause: str | None  # the leading one that names the host without blaming it
     cost_gpu_hours: float  # over the duration of the verdict
     gpus: Annotated[Sequence[Mapping[str, Any]], Column(csv=None)]  # `readings.GpuReading`
 
@@ -122,6 +123,7 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
             readings.slowdown,
             readings.computing,
             readings.cause,
+            readings.other_cause,
             readings.cost,
             readings.gpus,
         )

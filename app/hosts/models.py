@@ -55,6 +55,8 @@ class HostReading(OfProject, Base):
     # the leading cause that names a worker on the host, and the cost of all such causes, GPU-hours
     # per hour
     cause: Mapped[str | None]
+    # the leading cause that names a worker on the host and does not blame machines
+    other_cause: Mapped[str | None]
     lost_each_hour: Mapped[float]
     # total time of the analyzed steps, seconds
     measured_s: Mapped[float]

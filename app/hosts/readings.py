@@ -57,6 +57,8 @@ class Reading:
     # none.
     cause: str | None
     lost_each_hour: float  # GPU-hours that the job loses by such causes in each hour
+    # The most expensive cause that names a worker on the host and does not blame machines.
+    other_cause: str | None = None
     gpus: tuple[GpuReading, ...] = ()  # by name; empty if the GPUs are not known
     guessed: bool = False  # whether the host's name may be that of a container
     # Names that schedulers have for the session's processes on it, as the sender claims:
@@ -94,11 +96,12 @@ def readings_of(report: Report) -> tuple[Reading, ...]:
     verdict = report.fidelity.verdict
     ranks = Counter(report.hosts.values())
     cells = _cells_by_host(report)
-    blamed = _blamed(report)
+    blamed, others = _blamed(report), _other_causes(report)
     launched_as = _launched_as(report)
     return tuple(
         replace(
             _reading(report, host, ranks[host], cells[host], blamed),
+            other_cause=others.get(host),
             launched_as=launched_as[host],
         )
         for host in sorted(cells)
@@ -216,6 +219,17 @@ def _blamed(report: Report) -> dict[str, _Blame]:
     return blames
 
 
+def _other_causes(report: Report) -> dict[str, str]:
+    """Return by host the leading cause that names a worker on it and does not blame machines."""
+    return {
+        host: cause.cause
+        for cause in reversed(report.causes)  # the most expensive one is the first of them
+        if not blames_machine(cause.cause)
+        for at in blamed_gpus(report, cause.where)
+        if (host := at.host) is not None
+    }
+
+
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
     """Replace the stored readings of a session by its report's; None deletes them.
 
@@ -243,6 +257,7 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
             slowdown=reading.slowdown,
             computing=reading.computing,
             cause=reading.cause,
+            other_cause=reading.other_cause,
             lost_each_hour=reading.lost_each_hour,
             measured_s=measured_s,
             gpus=[asdict(gpu) for gpu in reading.gpus],

@@ -5,25 +5,26 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
-from sqlalchemy import ColumnElement, cast, func, or_, select
-from sqlalchemy.dialects.postgresql import JSONPATH, array
-from sqlalchemy.types import Text
+from sqlalchemy import ColumnElement, func, or_, select
 
+from app.hosts.costs import Span, ledger
 from app.incidents.message import cause_name
 from app.incidents.reads import MAX_CHARACTERS, MAX_WORDS, IncidentFilter, list_incidents
 from app.jobs.models import Job
 from app.platform.database.unit_of_work import Reads
-from app.sessions.models.tables import Session, StoredVerdict
+from app.sessions.models.tables import Session
+from app.web.links import host_url
 
 Kind = Literal["job", "session", "host", "incident"]
 
 # Largest number of results of each kind.
 EACH: Final = 6
-# Number of the latest sessions among whose slowest workers hosts are searched.
-SESSIONS: Final = 1000
+# Period whose sessions are searched for hosts, as the list of hosts shows by default.
+HOSTS_OF: Final = timedelta(days=30)
 # Largest number of digits of a session's number.
 MAX_DIGITS: Final = 9
 
@@ -77,36 +78,17 @@ def _jobs(tx: Reads, words: Sequence[str]) -> list[Found]:
 
 
 def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
-    latest = (
-        select(StoredVerdict.document["worst"].label("worst"))
-        .join(Session, Session.id == StoredVerdict.session_id)
-        .where(StoredVerdict.slowdown.is_not(None))
-        .order_by(Session.received_at.desc())
-        .limit(SESSIONS)
-        .subquery()
-    )
-    path = cast("$[*].host", JSONPATH)
-    named = select(func.jsonb_path_query(latest.c.worst, path).label("host")).subquery()
-    # Extracts the text of a JSON string; null for a JSON null.
-    texts = select(
-        named.c.host.op("#>>", return_type=Text())(array([], type_=Text)).label("name")
-    ).subquery()
-    host = texts.c.name
+    """Return the hosts of these names, most expensive first, as the list of hosts has them."""
+    hosts = ledger(tx, Span(since=tx.now - HOSTS_OF), "").c
     rows = tx.session.execute(
-        select(host, func.count())
-        .where(*_all_in(host, words))
-        .group_by(host)
-        .order_by(func.count().desc(), host)
+        select(hosts.host, hosts.slow_sessions, hosts.sessions)
+        .where(*_all_in(hosts.host, words))
+        .order_by(hosts.cost_gpu_hours.desc(), hosts.slowdown_worst.desc(), hosts.host)
         .limit(EACH)
-    ).all()
+    )
     return [
-        Found(
-            "host",
-            name,
-            f"{count} times among the slowest",
-            f"/incidents?{urlencode({'host': name})}",
-        )
-        for name, count in rows
+        Found("host", host, f"slow sessions: {slow} of {sessions}", host_url(host))
+        for host, slow, sessions in rows
     ]
 
 

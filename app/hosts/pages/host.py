@@ -191,7 +191,7 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
     if not sessions:
         return f"No session named {host} in {about.words}"
     if not slow:
-        return f"{host}: no cause named it in {plural(len(sessions), 'session')}"
+        return f"{host}: {_without_blame(sessions)}"
     named = gpus_in(slow, slow=True)
     who = f"{host}: {named_gpus(named)}" if named else host
     text = f"{who} slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
@@ -202,12 +202,23 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
     return f"{text}{of_jobs}, which cost {hours(cost_of(slow))} GPU-hours in {about.words}"
 
 
+def _without_blame(sessions: Sequence[HostSession]) -> str:
+    """Return why a host is not blamed: no cause named it, or only causes of the job's own."""
+    named = [item.other_cause for item in sessions if item.other_cause]
+    if not named:
+        return f"no cause named it in {plural(len(sessions), 'session')}"
+    causes = listing([title_of(cause).lower() for cause in dict.fromkeys(named)])
+    of = f"{count(len(named))} of {plural(len(sessions), 'session')}"
+    return f"{causes} named it in {of}; the job causes that, not the machine"
+
+
 def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[HostJob]) -> list[Fact]:
     sessions = view.sessions
     facts = []
     if sessions:
         latest, worst = sessions[0], max(session.slowdown for session in sessions)
-        causes = sorted({session.cause for session in slow if session.cause})
+        named = (cause for item in sessions for cause in (item.cause, item.other_cause))
+        causes = sorted({cause for cause in named if cause})
         facts = [
             Fact(
                 "Slowdown now",
@@ -260,7 +271,7 @@ def _session_columns(now: datetime) -> tuple[Shown[HostSession], ...]:
             lambda item: "" if item.computing is None else times(item.computing),
             classes="num opt",
         ),
-        Shown("Cause", lambda item: "" if item.cause is None else title_of(item.cause)),
+        Shown("Cause", _cause),
         Shown(
             "GPUs",
             lambda item: gpu_words([gpu["gpu"] for gpu in item.gpus if gpu["slow"]]),
@@ -269,6 +280,14 @@ def _session_columns(now: datetime) -> tuple[Shown[HostSession], ...]:
         Shown("GPU-hours", lambda item: hours(item.cost_gpu_hours), classes="num opt"),
         Shown("Received", lambda item: ago(item.received_at, now), classes="num"),
     )
+
+
+def _cause(item: HostSession) -> str | Markup:
+    if item.cause is not None:
+        return title_of(item.cause)
+    if item.other_cause is None:
+        return ""
+    return html.join((title_of(item.other_cause), " ", html.note("of the job, not the machine")))
 
 
 _JOBS: Final[tuple[Shown[HostJob], ...]] = (

@@ -23,7 +23,11 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def reading(
-    slowdown: float = 1.0, *, lost: float | None = None, cause: str = "slow_worker", gpu: str = "5"
+    slowdown: float = 1.0,
+    *,
+    lost: float | None = None,
+    cause: str | None = "slow_worker",
+    gpu: str = "5",
 ) -> dict[str, Any]:
     """Return the values of a reading; from a slowdown of 1.1 on, a cause names the host."""
     slow = slowdown >= 1.1

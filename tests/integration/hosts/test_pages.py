@@ -56,6 +56,20 @@ def test_the_hosts_that_cost_again_and_again_come_first(
     ]
 
 
+def test_a_search_names_the_guilty_host_before_those_that_only_look_slow(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    session(container, {"node-3": reading(3.0, cause=None)}, ago=HOUR / 2, job="third")
+    answer = client.get("/api/v1/search", params={"q": "node"}).json()["found"]
+    assert [(row["name"], row["note"]) for row in answer if row["kind"] == "host"] == [
+        ("node-1", "slow sessions: 4 of 5"),
+        ("node-2", "slow sessions: 1 of 4"),
+        ("node-3", "slow sessions: 0 of 6"),
+    ]
+    assert answer[0]["path"].endswith("/hosts/node-1")
+
+
 def test_search_choice_order_and_time_are_in_the_address(
     container: Container, client: httpx.Client
 ) -> None:
@@ -107,6 +121,25 @@ def test_a_host_is_not_removed_for_a_fault_of_the_job(
     assert "kubectl" not in page(client, "/hosts/node-1").text
     session(container, {"node-1": 1.4}, ago=HOUR / 2)
     assert "reason='Paceline: slow in 2 sessions'" in page(client, "/hosts/node-1").text
+
+
+def test_a_host_that_a_cause_of_the_job_names_says_so(
+    container: Container, client: httpx.Client
+) -> None:
+    own = {**reading(1.4, cause=None), "other_cause": "memory_fragmentation"}
+    for hours in (3, 2):
+        session(container, {"node-1": own}, ago=hours * HOUR)
+    session(container, {"node-1": 1.0}, ago=HOUR)
+    found = page(client, "/hosts/node-1")
+    assert found.one("h1").text == (
+        "node-1: memory fragmentation named it in 2 of 3 sessions; "
+        "the job causes that, not the machine"
+    )
+    causes = [row[4] for row in found.one("section", aria_label="Sessions").rows("fleet")]
+    assert causes == ["", *["Memory fragmentation of the job, not the machine"] * 2]
+    [*_, second, first] = client.get("/api/v1/hosts/node-1").json()["sessions"]
+    assert (first["cause"], second["other_cause"]) == (None, "memory_fragmentation")
+    assert "kubectl" not in found.text
 
 
 def test_a_host_that_no_session_names_is_not_there(client: httpx.Client) -> None:

@@ -67,6 +67,8 @@ def test_a_cause_that_is_the_job_s_own_is_no_host_s() -> None:
     found = readings_of(reports.changed(report, causes=(own,)))
     assert found
     assert not [reading for reading in found if reading.cause or reading.lost_each_hour]
+    named = {reading.host: reading.other_cause for reading in found if reading.other_cause}
+    assert named == {report.host_of((1, 2)): "memory_fragmentation"}
 
 
 def test_a_heavy_stage_makes_no_host_slow() -> None:

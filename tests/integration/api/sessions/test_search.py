@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.hosts.build import HOUR, session
 from tests.support.alerting import Alerting
 from tests.support.sessions import small_trace, store
 
@@ -23,6 +24,7 @@ def found(installation: Installation, words: str) -> list[tuple[str, str]]:
 def served(installation: Installation) -> Installation:
     """Return a server with a firing job, a job of two sessions, and many jobs of similar names."""
     Alerting(installation.container).slow("dense_34b", host="node-7")
+    session(installation.container, {"node-7": 1.6}, ago=HOUR, job="dense_34b")
     for _ in range(2):
         store(installation.container, small_trace(), job="vision-7b")
     for number in range(9):
@@ -53,8 +55,8 @@ def test_words_find_what_they_name(
 def test_a_handful_of_each_kind_and_an_id_alone(served: Installation) -> None:
     assert found(served, "sweep") == [("job", f"sweep-{number:03}") for number in range(6)]
     [second] = served.client.get("/api/v1/search", params={"q": "2 vision"}).json()["found"]
-    session = second["path"].rpartition("/")[2]
-    answer = served.client.get("/api/v1/search", params={"q": session}).json()
+    session_id = second["path"].rpartition("/")[2]
+    answer = served.client.get("/api/v1/search", params={"q": session_id}).json()
     told = [(one["kind"], one["path"]) for one in answer["found"]]
     assert told == [("session", second["path"])]
     for wrong in ("x" * 201, "a\x00b"):
