@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import statistics
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Final, Self
 
@@ -175,6 +176,17 @@ class Measured:
     backward_ms: float | None
 
 
+class Attention(StrEnum):
+    """Kernels of the attention scores, by the names of Megatron-Core's ``--attention-backend``."""
+
+    FLASH = "flash"
+    """One kernel that stores no scores, computes them again in the backward pass, and skips the
+    masked half (Dao, arXiv:2307.08691).
+    """
+    UNFUSED = "unfused"
+    """Separate kernels that compute and store the scores of all pairs of tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transformer:
     """Decoder: embedding, `layers_count` blocks, head.
@@ -195,6 +207,7 @@ class Transformer:
     active_experts: int = 1
     number_bytes: int = 2
     measured: tuple[Measured, ...] = ()
+    attention: Attention = Attention.FLASH
 
     def work(self) -> tuple[LayerWork, ...]:
         """Return the work of every layer."""

@@ -122,7 +122,7 @@ JOB_PRESETS: Final = {
     "gpt-145b": _preset(
         "GPT 145.6 B on 1,536 A100",
         "Narayanan et al., arXiv:2104.04473, table 1",
-        "layers: 80, hidden: 12288, heads: 96, vocabulary: 51200",
+        "layers: 80, hidden: 12288, heads: 96, vocabulary: 51200, attention: unfused",
         "  - {type: A100, nodes: 192, gpus_per_node: 8}",
         (2304, 2048, 200),
     ),

@@ -19,7 +19,13 @@ from pydantic_core import PydanticCustomError
 
 from app.analysis.planning.spec import BACKWARD_PER_FORWARD, DeviceType, LayerTimes, Network
 from app.analysis.planning.spec import Layer as SpecLayer
-from app.analysis.planning.transformer import EFFICIENCY, Accelerator, Measured, Transformer
+from app.analysis.planning.transformer import (
+    EFFICIENCY,
+    Accelerator,
+    Attention,
+    Measured,
+    Transformer,
+)
 from app.errors import Fault
 from app.platform.validation import (
     Flag,
@@ -151,6 +157,7 @@ class WrittenTransformer(Written):
     experts: Count = 1
     active_experts: Annotated[Count, AfterValidator(_within_experts)] = 1
     number_bytes: Count = 2
+    attention: Attention = Attention.FLASH
     measured: Annotated[
         list[MeasuredLayer] | None, Field(min_length=1, max_length=MOST_MEASURED)
     ] = None
@@ -170,6 +177,7 @@ class WrittenTransformer(Written):
             experts=self.experts,
             active_experts=self.active_experts,
             number_bytes=self.number_bytes,
+            attention=self.attention,
             measured=tuple(
                 Measured(row.type, row.layer, row.forward_ms, row.backward_ms)
                 for row in self.measured or ()

@@ -2,8 +2,9 @@
 
 A block's kernels run one after another: matrix products at a share of the device's peak, then
 kernels that only move memory. Stored activations follow Korthikanti et al. (arXiv:2205.05198, Eq. 1
-to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes per block; without the attention
-scores (5·a·s/h) if the scores are recomputed; s·b·h·2/t if the whole block is recomputed.
+to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes per block with unfused attention;
+without the attention scores (5·a·s/h) if they are recomputed; s·b·h·2/t if the whole block is
+recomputed. Flash attention stores a sum per head and token instead of the scores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Final
 
 from app.analysis.planning.job.spec import JobDevice, JobSpec, Parallelism, Recompute
 from app.analysis.planning.problem import LONGEST_PS
-from app.analysis.planning.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY, Transformer
+from app.analysis.planning.transformer import (
+    BACKWARD_WORK,
+    TRAFFIC_EFFICIENCY,
+    Attention,
+    Transformer,
+)
 
 PS: Final = 1e12
 # Share of the links' nominal bandwidth that collectives reach.
@@ -32,6 +38,12 @@ STORED_ATTENTION: Final = 15.0
 STORED_FEED_FORWARD: Final = 19.0
 STORED_SCORES: Final = 5.0
 STORED_INPUT: Final = 2.0
+# Flash attention (Dao, arXiv:2307.08691): bytes that it stores per head and token, the logarithm of
+# a softmax's sum; share of the scores that it computes under a causal mask; products of its
+# backward pass beyond twice those of the forward pass (five instead of four for two).
+FLASH_STORED_BYTES: Final = 4.0
+FLASH_COMPUTED: Final = 0.5
+FLASH_AGAIN: Final = 0.5
 # Number of all-reduces of a block in each direction (Shoeybi et al., arXiv:1909.08053).
 COLLECTIVES: Final = 2
 # Share of the backward pass's collectives that the computation of weight gradients does not hide.
@@ -79,7 +91,8 @@ class _Block:
     """Work of a block's forward pass on one of `tp` devices for `microbatch` sequences."""
 
     gemm_flops: float
-    scores_flops: float
+    scores_flops: float  # of the scores that the kernels compute
+    scores_again: float  # share of them that the backward pass computes again
     weights_bytes: float
     linear_bytes: float
     scores_bytes: float
@@ -93,12 +106,17 @@ def _block(model: Transformer, tp: int, microbatch: int) -> _Block:
     used = attention + feed_forward * model.active_experts
     width = model.active_experts * feed_forward / (8 * h * h)
     stored = STORED_ATTENTION + STORED_FEED_FORWARD * width
+    flash = model.attention is Attention.FLASH
     return _Block(
         gemm_flops=2.0 * tokens * used / tp,
-        scores_flops=4.0 * tokens * s * h / tp,
+        scores_flops=4.0 * tokens * s * h * (FLASH_COMPUTED if flash else 1.0) / tp,
+        scores_again=FLASH_AGAIN if flash else 0.0,
         weights_bytes=float(used * model.number_bytes) / tp,
         linear_bytes=stored * tokens * h / tp,
-        scores_bytes=STORED_SCORES * model.heads * s * tokens / tp,
+        scores_bytes=(FLASH_STORED_BYTES if flash else STORED_SCORES * s)
+        * model.heads
+        * tokens
+        / tp,
         boundary_bytes=float(tokens * h * model.number_bytes),
     )
 
@@ -111,10 +129,13 @@ def block_parameters(model: Transformer) -> int:
 
 
 def forward_flops(model: Transformer) -> float:
-    """Return the FLOPs of the model's forward pass for one sequence (Narayanan et al., Eq. 3)."""
-    block = _block(model, 1, 1)
-    head = 2.0 * model.sequence * model.hidden * model.vocabulary
-    return model.layers_count * (block.gemm_flops + block.scores_flops) + head
+    """Return the FLOPs of the model's forward pass for one sequence (Narayanan et al., Eq. 3).
+
+    Scores of all pairs of tokens count, computed or not, as published utilizations count them.
+    """
+    s, h = model.sequence, model.hidden
+    block_flops = _block(model, 1, 1).gemm_flops + 4.0 * s * s * h
+    return model.layers_count * block_flops + 2.0 * s * h * model.vocabulary
 
 
 def stage_costs(
@@ -138,7 +159,8 @@ def stage_costs(
         collective_s = COLLECTIVES * moved / (link * 1e9 * LINK_EFFICIENCY)
     forward_s, backward_s = linear_s + scores_s, BACKWARD_WORK * (linear_s + scores_s)
     own = _calibration(spec, device)
-    again_s = {Recompute.NONE: 0.0, Recompute.SELECTIVE: scores_s, Recompute.FULL: forward_s}
+    repeated_s = {Recompute.NONE: 0.0, Recompute.SELECTIVE: scores_s, Recompute.FULL: forward_s}
+    again_s = repeated_s[recompute] + block.scores_again * scores_s
     repeated = 1 if recompute is Recompute.FULL else 0
     stored = {
         Recompute.NONE: block.linear_bytes + block.scores_bytes,
@@ -154,9 +176,7 @@ def stage_costs(
     return StageCosts(
         block_forward_ps=_ps(forward_s * own[0] + collective_s),
         block_backward_ps=_ps(
-            backward_s * own[1]
-            + again_s[recompute] * own[0]
-            + (BACKWARD_EXPOSED + repeated) * collective_s
+            backward_s * own[1] + again_s * own[0] + (BACKWARD_EXPOSED + repeated) * collective_s
         ),
         tensor_parallel_ps=_ps((1 + BACKWARD_EXPOSED + repeated) * collective_s),
         embedding_ps=_ps((1 + BACKWARD_WORK) * 3 * boundary / traffic),

@@ -41,6 +41,7 @@ from app.analysis.planning.job.space import (
 from app.analysis.planning.job.spec import INTERLEAVES, MICROBATCHES, JobSpec, Recompute
 from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.planning.transformer import Attention
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
 
 # Lower bound of all plans with given sizes and number of pipelines dp.
@@ -225,10 +226,13 @@ def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
         if spec.gpus_per_node % tp == 0 and model.heads % tp == 0
     ]
     microbatches = [b for b in MICROBATCHES if spec.global_batch % b == 0]
+    # Flash attention stores no scores that selective recomputation would leave out.
+    flash = model.attention is Attention.FLASH
+    modes = [mode for mode in Recompute if not (flash and mode is Recompute.SELECTIVE)]
     chunks = INTERLEAVES if len(spec.devices) == 1 else INTERLEAVES[:1]
     for tp in degrees if fixed.tp is None else [fixed.tp]:
         for microbatch in microbatches if fixed.microbatch is None else [fixed.microbatch]:
-            for recompute in Recompute if fixed.recompute is None else [fixed.recompute]:
+            for recompute in modes if fixed.recompute is None else [fixed.recompute]:
                 for interleave in chunks if fixed.interleave is None else [fixed.interleave]:
                     yield Sizes(tp, microbatch, recompute, interleave)
 

@@ -16,7 +16,7 @@ import pytest
 from app.analysis.planning.job.costs import GEMM_EFFICIENCY, forward_flops
 from app.analysis.planning.job.search import search_job
 from app.analysis.planning.job.spec import FixedParallelism, JobDevice, JobSpec, Recompute
-from app.analysis.planning.transformer import Accelerator, Transformer
+from app.analysis.planning.transformer import Accelerator, Attention, Transformer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Row:
         chip = Accelerator.known("A100")
         return JobSpec(
             Transformer(
-                self.layers, self.hidden, self.heads, 51200, 2048, 1, 4 * self.hidden, self.heads
+                *(self.layers, self.hidden, self.heads, 51200, 2048, 1),
+                *(4 * self.hidden, self.heads),
+                attention=Attention.UNFUSED,
             ),
             (JobDevice(chip, self.gpus // 8, GEMM_EFFICIENCY, 300.0),),
             gpus_per_node=8,
