@@ -13,6 +13,7 @@ from app.analysis.planning.job.document import (
     AfterLossDocument,
     JobAlternative,
     JobDocument,
+    JobStageDocument,
     JobTemplateDocument,
     SimplerJob,
 )
@@ -165,7 +166,11 @@ def job_facts(document: JobDocument) -> tuple[Fact, ...]:
         ),
         Fact("Sizes", sizes_text(document.parallelism), rest_text(document.parallelism)),
         Fact("Tokens a second", f"{document.tokens_per_s:,.0f}"),
-        Fact("Model FLOPs utilization", percent(document.model_flops_utilization)),
+        Fact(
+            "Model FLOPs utilization",
+            percent(document.model_flops_utilization),
+            _utilization_note(document),
+        ),
         Fact(
             "GPU-hours",
             f"{document.gpu_hours_per_billion_tokens:,.0f}",
@@ -183,6 +188,13 @@ def job_facts(document: JobDocument) -> tuple[Fact, ...]:
         ),
         Fact("Planned in", seconds(document.planning_time_s)),
     )
+
+
+def _utilization_note(document: JobDocument) -> str:
+    """Return why the utilization is below the share of time in which the GPUs compute."""
+    computing = document.time.computing
+    pace = document.model_flops_utilization / computing if computing else 0.0
+    return f"they compute {percent(computing, 0)} of the time, at {percent(pace, 0)} of their peak"
 
 
 def job_sections(
@@ -262,32 +274,39 @@ def _pipeline_rows(document: JobDocument, names: Sequence[str]) -> tuple[Pipelin
                         round(100 * stage.layers[0] / layers, 3),
                         round(100 * (stage.layers[1] + 1 - stage.layers[0]) / layers, 3),
                         color_of(stage.device, names),
-                        f"{stage.layers[0]}–{stage.layers[1]}",
+                        _blocks_of(stage, document.layers),
                     )
                     for stage in template.stages
                 ),
                 label=plural(len(template.stages), "stage"),
                 microbatches=f"{microbatches:,}",
                 time_text=seconds(max(times) * MS),
-                stages=_stages(template, names),
+                stages=_stages(template, document.layers, names),
             )
         )
     return tuple(rows)
 
 
-def _stages(template: JobTemplateDocument, names: Sequence[str]) -> tuple[JobStageRow, ...]:
+def _blocks_of(stage: JobStageDocument, count: int) -> str:
+    """Return the numbers of a stage's blocks; layer 0 is the embedding, the last one the head."""
+    return f"{max(stage.layers[0], 1)}–{min(stage.layers[1], count)}"
+
+
+def _stages(
+    template: JobTemplateDocument, count: int, names: Sequence[str]
+) -> tuple[JobStageRow, ...]:
     return tuple(
         JobStageRow(
             number=number,
             color=color_of(stage.device, names),
             devices=f"{stage.gpus}{NBSP}×{NBSP}{stage.device}",
-            layers=f"{stage.layers[0]}–{stage.layers[1]}",
+            layers=_blocks_of(stage, count),
             time_text=milliseconds(stage.time_ms),
             parts=_stacked(
                 [getattr(stage.memory, part) for part in MEMORY_PARTS],
                 stage.memory_limit_bytes or stage.memory.total,
             ),
-            memory_text=f"{(stage.memory.total - stage.memory.margin) / GIB:.1f}"
+            memory_text=f"{stage.memory.total / GIB:.1f}"
             + (
                 ""
                 if stage.memory_limit_bytes is None

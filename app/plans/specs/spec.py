@@ -253,9 +253,9 @@ class PlanRequest:
 
     @property
     def layers(self) -> int:
-        """Return the number of layers of the model, including embedding and head."""
+        """Return the number of layers of the model: of a whole job's model, those of its blocks."""
         if isinstance(self.spec, JobSpec):
-            return self.spec.transformer.layers_count + 2
+            return self.spec.transformer.layers_count
         return len(self.spec.layers)
 
 

@@ -6,10 +6,12 @@ For Megatron-Core 0.16, TorchTitan 0.2 and DeepSpeed 0.19.
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 from app.analysis.planning.job.document import FrameworkFlags
 from app.analysis.planning.job.space import JobPlan
 from app.analysis.planning.job.spec import Recompute
+from app.analysis.planning.transformer import Attention
 
 _UNLIKE = (
     "pipelines of unlike devices, stages or shares of the batch: every data-parallel rank has as "
@@ -37,6 +39,47 @@ def _unlike(plan: JobPlan) -> tuple[str, ...]:
     return () if len(shapes) == 1 else (_UNLIKE,)
 
 
+def _replicas(plan: JobPlan) -> int:
+    """Return the least number of pipelines that share a node."""
+    return min(pipeline.template.unit.replicas for pipeline in plan.pipelines)
+
+
+def _places_pipelines(plan: JobPlan) -> bool:
+    """Return whether ranks are numbered by pipeline: each node holds stages of one pipeline."""
+    return plan.dp > 1 and plan.pp > 1 and _replicas(plan) == 1 and plan.space.slots > 1
+
+
+def _node_order(plan: JobPlan, *, by_pipeline: bool = False) -> tuple[str, ...]:
+    """Return how to order the nodes, if flags do not say it; empty if any order does.
+
+    The frameworks number ranks by tensor-parallel rank, then by data-parallel rank, then by stage:
+    the first nodes hold the first stage of all pipelines.
+
+    Parameters
+    ----------
+    by_pipeline : bool
+        Whether flags number the ranks by stage before the data-parallel rank.
+    """
+    devices = plan.space.spec.devices
+    if plan.pp > 1 and plan.dp > 1 and not by_pipeline and _replicas(plan) < plan.space.slots:
+        text = (
+            "the placement: a node holds several stages of a pipeline here, and by default the "
+            "data-parallel ranks of one stage"
+        )
+        return (text,)
+    if len(devices) == 1:
+        return ()
+    orders = {tuple(stage.device for stage in item.template.stages) for item in plan.pipelines}
+    if len(orders) > 1:
+        return ("the order of nodes: pipelines have different types in different order",)
+    kinds = dict.fromkeys(orders.pop())
+    pipelines = plan.pipelines[:1] if by_pipeline else plan.pipelines
+    used = Counter(kind for kind, _ in {node for item in pipelines for node in item.nodes})
+    text = ", then ".join(f"{used[kind]} × {devices[kind].name}" for kind in kinds)
+    each = " for each pipeline" if by_pipeline else ""
+    return (f"the order of nodes{each}: start {text}",)
+
+
 def _megatron(plan: JobPlan) -> FrameworkFlags:
     sizes, spec, blocks = plan.space.sizes, plan.space.spec, _blocks(plan)
     flags = [
@@ -46,6 +89,7 @@ def _megatron(plan: JobPlan) -> FrameworkFlags:
         f"--global-batch-size {spec.global_batch}",
         f"--seq-length {spec.transformer.sequence}",
     ]
+    flags.append(f"--attention-backend {spec.transformer.attention}")
     if sizes.tp > 1:
         flags.append("--sequence-parallel")
     if spec.shard_optimizer:
@@ -63,7 +107,11 @@ def _megatron(plan: JobPlan) -> FrameworkFlags:
     elif sizes.recompute is Recompute.FULL:
         flags.append("--recompute-granularity full --recompute-method uniform")
         flags.append("--recompute-num-layers 1")
-    return FrameworkFlags("Megatron-Core", " ".join(flags), _unlike(plan))
+    placed = _places_pipelines(plan)
+    if placed:
+        flags.append("--use-tp-pp-dp-mapping")
+    unsaid = (*_unlike(plan), *_node_order(plan, by_pipeline=placed))
+    return FrameworkFlags("Megatron-Core", " ".join(flags), unsaid)
 
 
 def _torchtitan(plan: JobPlan) -> FrameworkFlags:
@@ -94,7 +142,9 @@ def _torchtitan(plan: JobPlan) -> FrameworkFlags:
         Recompute.FULL: "full",
     }
     flags.append(f"--activation_checkpoint.mode {modes[sizes.recompute]}")
-    unsaid = [*_unlike(plan)]
+    unsaid = [*_unlike(plan), *_node_order(plan)]
+    if spec.transformer.attention is Attention.UNFUSED:
+        unsaid.append("attention that stores its scores: its attention is flash attention")
     if spec.shard_optimizer:
         unsaid.append(
             "an optimizer that alone is divided over data-parallel ranks (ZeRO-1): fully sharded "
@@ -136,7 +186,7 @@ def _deepspeed(plan: JobPlan) -> FrameworkFlags:
         )
     elif sizes.tp > 1:
         text = json.dumps(config | {"tensor_parallel": {"autotp_size": sizes.tp}})
-    unsaid = [*_unlike(plan)]
+    unsaid = [*_unlike(plan), *_node_order(plan)]
     if len(blocks) > 1 and sizes.tp > 1:
         unsaid.append("tensor-parallel layers of a pipeline: the model brings them")
     if len(blocks) == 1 and sizes.recompute is Recompute.FULL:

@@ -6,7 +6,9 @@ broken pipelines form new pipelines if the model fits them, and the batch is div
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from app.analysis.planning.job.costs import OPTIMIZER_BYTES
@@ -51,10 +53,9 @@ def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
     kept = [unit for i, unit in enumerate(units) if i not in broken]
     rest = [sum(units[i].nodes[t] for i in broken) for t in range(len(space.spec.devices))]
     rest[kind] -= lost - max(number, 0)
-    fresh = _regrouped(space, rest, {units[i] for i in broken})
     best: JobPlan | None = None
     new: list[Unit] = []
-    for added in (fresh, []):
+    for added in _regroupings(space, rest, {units[i] for i in broken}):
         shared = _share_batch(space, kept + added)
         if shared is not None and (best is None or shared.time_ps < best.time_ps):
             best, new = shared, added
@@ -72,6 +73,27 @@ def units_of_plan(plan: JobPlan) -> list[Unit]:
         units.append(plan.pipelines[at].template.unit)
         at += units[-1].replicas
     return units
+
+
+def _regroupings(space: Space, nodes: list[int], broken: set[Unit]) -> Iterator[list[Unit]]:
+    """Yield ways to use the remaining nodes of broken units: as one unit, by type, or not at all.
+
+    Nodes of a slow type may stay idle: a pipeline with them can be slower than without.
+    """
+    kinds = [kind for kind, number in enumerate(nodes) if number > 0]
+    for count in range(len(kinds), 0, -1):
+        for some in itertools.combinations(kinds, count):
+            together = [number if kind in some else 0 for kind, number in enumerate(nodes)]
+            yield _regrouped(space, together, broken)
+            if count > 1:
+                yield [
+                    unit
+                    for kind in some
+                    for unit in _regrouped(
+                        space, [nodes[kind] if k == kind else 0 for k in range(len(nodes))], broken
+                    )
+                ]
+    yield []
 
 
 def _regrouped(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:

@@ -84,3 +84,30 @@ def test_deepspeed_knows_the_arguments() -> None:
     assert {"layers", "topology", "partition_method", "activation_checkpoint_interval"} <= {*known}
     grid = topology.PipeModelDataParallelTopology(num_pp=2, num_mp=8, num_dp=2)
     assert grid.world_size() == 32
+
+
+def test_flags_of_mixed_clusters_say_the_order_of_the_nodes() -> None:
+    megatron, titan, deep = framework_flags(planned({"A100": 1, "H100": 1}, UNEQUAL))
+    order = "the order of nodes: start 1 × A100, then 1 × H100"
+    reverse = "the order of nodes: start 1 × H100, then 1 × A100"
+    for framework in (megatron, titan, deep):
+        assert {order, reverse} & {*framework.unsaid}
+
+
+def test_a_node_with_all_stages_of_one_pipeline_has_a_placement_of_its_own() -> None:
+    # Three pipelines of two stages on three nodes of two tensor-parallel groups each.
+    sizes = FixedParallelism(4, 2, 3, 1, Recompute.FULL, 1)
+    megatron, titan, _ = framework_flags(planned({"A100": 3}, sizes))
+    assert "--use-tp-pp-dp-mapping" in megatron.flags
+    assert megatron.unsaid == ()
+    assert any(item.startswith("the placement") for item in titan.unsaid)
+    # With both pipelines of a pair of nodes on each of them, the default order is the plan's.
+    sizes = FixedParallelism(4, 2, 4, 1, Recompute.FULL, 1)
+    megatron, titan, _ = framework_flags(planned({"A100": 4}, sizes))
+    assert "--use-tp-pp-dp-mapping" not in megatron.flags
+    assert not any(item.startswith("the placement") for item in titan.unsaid)
+
+
+def test_attention_is_a_flag() -> None:
+    plan = planned({"A100": 4}, CHUNKS)
+    assert "--attention-backend flash" in framework_flags(plan)[0].flags

@@ -71,3 +71,16 @@ def test_a_price_gives_the_cost_of_tokens() -> None:
     hours = document.gpu_hours_per_billion_tokens
     assert document.cost_per_billion_tokens == pytest.approx(2 * hours)
     assert hours == pytest.approx(16 * 1e9 / document.tokens_per_s / 3600)
+
+
+def test_after_a_loss_slow_nodes_stay_idle_where_the_fast_ones_alone_are_faster() -> None:
+    slow, fast = (Accelerator.known(name) for name in ("V100", "H100"))
+    devices = tuple(
+        JobDevice(chip, nodes, GEMM_EFFICIENCY, 300.0) for chip, nodes in ((slow, 4), (fast, 2))
+    )
+    spec = replace(job(1, tp=8, dp=1), devices=devices, losses=1)
+    plan = plan_job(spec, compare=False).plan
+    [lost_slow, _] = after_losses(plan)
+    alone = plan_job(replace(spec, devices=devices[1:]), compare=False).plan
+    assert lost_slow.plan is not None
+    assert lost_slow.plan.time_ps <= alone.time_ps
