@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from sqlalchemy import inspect, text
@@ -77,8 +78,22 @@ def restore(url: str, source: Path) -> None:
         )
     program = _program("pg_restore", url)
     options = ["--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
-    _run([program, *options, source], url)
+    with tempfile.NamedTemporaryFile("w", prefix="paceline-restore-") as contents:
+        contents.write(_without_extensions(_run([program, "--list", source], url)))
+        contents.flush()
+        _run([program, *options, "--use-list", contents.name, source], url)
     migrate.upgrade(url)
+
+
+def _without_extensions(contents: str) -> str:
+    """Return the table of contents of a backup without the extensions of its database.
+
+    The schema needs none. Those that an operator added, such as pg_stat_statements, may be created
+    by a superuser only.
+    """
+    left_out = (" EXTENSION - ", " COMMENT - EXTENSION ")
+    lines = contents.splitlines(keepends=True)
+    return "".join(line for line in lines if not any(kind in line for kind in left_out))
 
 
 def _program(name: str, url: str) -> Path:
@@ -110,7 +125,8 @@ def _program(name: str, url: str) -> Path:
     raise BackupError(f"There is no {name} of PostgreSQL {major} on PATH, which the server is.")
 
 
-def _run(command: list[str | Path], url: str) -> None:
+def _run(command: list[str | Path], url: str) -> str:
+    """Run a program on the database at `url` and return its output."""
     parsed: URL = database_url(url)
     environment = dict(os.environ)
     if parsed.password is not None:
@@ -127,3 +143,4 @@ def _run(command: list[str | Path], url: str) -> None:
     if done.returncode != 0:
         words = " ".join(done.stderr.split())
         raise BackupError(f"{Path(command[0]).name} failed ({done.returncode}): {words[-500:]}")
+    return done.stdout

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
+
+from sqlalchemy import create_engine, make_url, text
 
 from app.access.audit import Action, list_entries, record
 from app.access.projects import list_projects
@@ -20,7 +23,6 @@ from tests.support.reads import read
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
-    import uuid
     from pathlib import Path
 
     import pytest
@@ -69,6 +71,48 @@ def test_a_restored_installation_gives_the_same_report(
         # The restored installation continues its numbers and ids.
         _analyzed(other)
         other.close()
+
+
+def test_extensions_of_the_source_need_no_superuser_to_restore(
+    container: Container, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, report = _analyzed(container)
+    with container.engine.begin() as connection:
+        # As an operator adds pg_stat_statements: only a superuser may create it.
+        extension = connection.execute(
+            text(
+                "SELECT name FROM pg_available_extension_versions "
+                "WHERE superuser AND NOT trusted AND requires IS NULL ORDER BY name LIMIT 1"
+            )
+        ).scalar_one()
+        connection.execute(text(f'CREATE EXTENSION "{extension}"'))
+        connection.execute(text(f"COMMENT ON EXTENSION \"{extension}\" IS 'of the operator'"))
+    file = tmp_path / "paceline.dump"
+    monkeypatch.setenv("PACELINE_DATABASE_URL", str(container.settings.database_url))
+    assert paceline("backup", file).returncode == 0
+    with postgres.clone(postgres_url, template="template0") as url:
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        owner = f"owner_{uuid.uuid4().hex}"
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE ROLE {owner}"))
+            connection.execute(text(f"ALTER DATABASE {make_url(url).database} OWNER TO {owner}"))
+        try:
+            as_owner = {"options": f"-crole={owner}"}
+            own = make_url(url).update_query_dict(as_owner).render_as_string()
+            monkeypatch.setenv("PACELINE_DATABASE_URL", own)
+            done = paceline("restore", file)
+            assert done.returncode == 0, done.stderr
+            other = build(container.settings.model_copy(update={"database_url": own}))
+            assert read(other, report_json, session) == report
+            other.close()
+        finally:
+            with engine.connect() as connection:
+                connection.execute(text(f"DROP OWNED BY {owner} CASCADE"))
+                connection.execute(
+                    text(f"ALTER DATABASE {make_url(url).database} OWNER TO CURRENT_USER")
+                )
+                connection.execute(text(f"DROP ROLE {owner}"))
+            engine.dispose()
 
 
 def test_an_embedded_installation_is_backed_up_while_it_runs(
