@@ -43,8 +43,14 @@ FORWARDED_HEADERS: Final = (
 _FORWARDED: Final = frozenset(name.encode() for name in FORWARDED_HEADERS)
 
 
+# Paths that are answered under any host name: what they say is no secret.
+OF_HEALTH: Final = frozenset({"/healthz", "/readyz"})
+
+
 class HostGuard:
     """ASGI middleware that accepts only loopback host names and those in the settings.
+
+    Routes of health are answered under any name.
 
     A page of another site can make a browser send requests to a loopback address under the site's
     own host name (DNS rebinding), which the Host header reveals. If sign-in is required, the
@@ -77,7 +83,10 @@ class HostGuard:
             forwarded = next(name for name in FORWARDED_HEADERS if name.encode() in names)
         hosts = Headers(scope=scope).getlist("host")
         app: ASGIApp = self.app
-        if len(hosts) != 1 or not self._answers(hosts[0]):
+        if scope["path"] in OF_HEALTH:
+            # A load balancer asks for them by address, or without a host.
+            pass
+        elif len(hosts) != 1 or not self._answers(hosts[0]):
             app = problem(
                 "host.refused",
                 "Only loopback host names are answered, and those in PACELINE_ALLOWED_HOSTS.",

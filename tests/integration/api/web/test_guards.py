@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.integration.api.conftest import Install, Installation
 
-HEALTH = "/healthz"
+JOBS = "/api/v1/jobs"
 
 
 def zstd_decompress(body: bytes) -> bytes:
@@ -37,7 +37,7 @@ def zstd_decompress(body: bytes) -> bytes:
     ["localhost", "localhost:8765", "LOCALHOST", "127.0.0.1:1", "127.8.9.10", "[::1]", "[::1]:80"],
 )
 def test_loopback_names_are_answered(client: httpx.Client, host: str) -> None:
-    assert client.get(HEALTH, headers={"Host": host}).status_code == 200
+    assert client.get(JOBS, headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,28 @@ def test_loopback_names_are_answered(client: httpx.Client, host: str) -> None:
     ],
 )
 def test_other_names_are_refused(client: httpx.Client, host: str) -> None:
-    answer = client.get(HEALTH, headers={"Host": host})
+    answer = client.get(JOBS, headers={"Host": host})
     assert answer.status_code == 421
     assert answer.json()["code"] == "host.refused"
+
+
+# Nothing is ready without a worker.
+@pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 503)])
+def test_load_balancers_read_health_by_address_and_without_a_host(
+    installation: Installation, path: str, status: int
+) -> None:
+    assert installation.client.get(path, headers={"Host": "10.0.0.1"}).status_code == status
+    assert installation.client.get("/nowhere", headers={"Host": "10.0.0.1"}).status_code == 421
+    address = installation.client.base_url
+    with socket.create_connection((address.host, address.port or 80), timeout=LIMIT_S) as plain:
+        plain.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert plain.recv(64).startswith(f"HTTP/1.1 {status}".encode())
 
 
 def test_names_that_the_operator_lists_are_answered(install: Install) -> None:
     with install(allowed_hosts=("paceline.example",)) as installation:
         for host, status in (("Paceline.example:8765", 200), ("other.example", 421)):
-            answer = installation.client.get(HEALTH, headers={"Host": host})
+            answer = installation.client.get(JOBS, headers={"Host": host})
             assert answer.status_code == status
 
 
@@ -85,7 +98,7 @@ def test_names_that_the_operator_lists_are_answered(install: Install) -> None:
     ],
 )
 def test_forwarded_requests_are_refused(client: httpx.Client, header: str) -> None:
-    answer = client.get(HEALTH, headers={header: "10.0.0.1"})
+    answer = client.get(JOBS, headers={header: "10.0.0.1"})
     assert answer.status_code == 403
     assert answer.json()["code"] == "host.forwarded"
 
@@ -120,16 +133,16 @@ def test_a_page_of_this_server_can_send(installation: Installation) -> None:
 def test_reading_from_elsewhere_is_not_an_unsafe_method(client: httpx.Client) -> None:
     # A browser sends these headers when it follows a link in a chat.
     headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://chat.example"}
-    assert client.get(HEALTH, headers=headers).status_code == 200
+    assert client.get(JOBS, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
-        ("GET", HEALTH, {}, 200),
+        ("GET", JOBS, {}, 200),
         ("GET", "/api/docs", {}, 200),
         ("GET", "/nowhere", {}, 404),
-        ("GET", HEALTH, {"Host": "rebound.example"}, 421),
+        ("GET", JOBS, {"Host": "rebound.example"}, 421),
         ("POST", "/api/v1/jobs/a/sessions", {"Origin": "null"}, 403),
     ],
 )
@@ -163,7 +176,7 @@ def test_browsers_come_over_tls_alone_where_people_come_over_tls(
     install: Install, changes: dict[str, object], said: str | None
 ) -> None:
     with install(**changes) as installed:
-        for path in (HEALTH, "/", "/nothing-here", "/api/v1/nothing-here"):
+        for path in (JOBS, "/", "/nothing-here", "/api/v1/nothing-here"):
             answer = installed.client.get(path)
             assert answer.headers.get("strict-transport-security") == said, path
 
@@ -189,7 +202,7 @@ def test_answers_are_compressed_as_the_client_takes_them(installation: Installat
 
 
 def test_a_small_answer_is_not_compressed(client: httpx.Client) -> None:
-    assert "content-encoding" not in client.get(HEALTH).headers
+    assert "content-encoding" not in client.get(JOBS).headers
 
 
 def test_a_large_answer_survives_compression(installation: Installation) -> None:
