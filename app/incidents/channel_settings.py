@@ -16,6 +16,7 @@ from sqlalchemy import and_, exists, func, or_
 from sqlalchemy.orm import aliased
 
 from app.access.audit import Action, record
+from app.access.projects import project_name
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.session_verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
@@ -30,6 +31,7 @@ from app.incidents.models.facts import Facts
 from app.incidents.models.tables import AlertChannel, AlertDelivery, DeliveryState
 from app.incidents.store import timing
 from app.platform.container import Container
+from app.platform.database.projects import DEFAULT_PROJECT
 from app.platform.database.unit_of_work import Reads
 from app.platform.outbound import DeliveryError, ReceiverAnswer
 from app.platform.settings import Settings
@@ -232,7 +234,8 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
             raise no_channel(channel_id)
         record(tx, container.principal, Action.TESTED, f"channel {row.name}")
         target = target_of(row)
-        message = example(container, row.name, tx.now, base_url(container.settings, tx))
+        url, project = base_url(container.settings, tx), project_name(tx)
+        message = example(container, row.name, tx.now, url, project)
     try:
         answer = attempt(container, target, message)
     except DeliveryError as error:
@@ -249,7 +252,9 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
     )
 
 
-def example(container: Container, receiver: str, now: datetime, url: str) -> Message:
+def example(
+    container: Container, receiver: str, now: datetime, url: str, project: str = DEFAULT_PROJECT
+) -> Message:
     """Return an example message that is marked as a test.
 
     Parameters
@@ -309,6 +314,7 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
         base_url=url,
         repeat=timing(container.settings).repeat_interval,
         test=True,
+        project=project,
     )
 
 

@@ -151,6 +151,7 @@ def _fix_message(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
         repeat=intervals.repeat_interval,
         asks=pending_actions(tx, {machine_of(incident) for incident in meant}),
         channel=channel.id,
+        project=project_name(tx),
     )
     delivery.content = CONTENT.dump_python(content, mode="json")
     delivery.message = MESSAGE.dump_python(message, mode="json")

@@ -34,6 +34,7 @@ from app.incidents.models.facts import (
     NoticeFacts,
 )
 from app.incidents.models.rules import Severity
+from app.platform.database.projects import DEFAULT_PROJECT
 
 # From this number of silent jobs, the message suggests that they have one common reason.
 MANY_SILENT: Final = 3
@@ -144,6 +145,16 @@ class Message:
     """Whether the message has alerts of several jobs; `job` is then the most affected one."""
     channel: UUID | None = None
     """Id of the channel that receives the message; None in an example."""
+    project: str = DEFAULT_PROJECT
+    """Name of the project of the job."""
+
+    def key_of(self, alert: Alert) -> str:
+        """Return the identity of an alert's incident among those of all projects.
+
+        Projects may have jobs of the same name, whose incidents have the same fingerprint.
+        """
+        of = "" if self.project == DEFAULT_PROJECT else f"{self.project}-"
+        return f"{of}{alert.fingerprint}"
 
     @property
     def present(self) -> list[Alert]:
@@ -168,7 +179,10 @@ class Message:
     @property
     def group_key(self) -> str:
         """Return the group's identity as receivers see it."""
-        return f'{{}}:{{digest="{self.id}"}}' if self.digest else f'{{}}:{{job="{self.job}"}}'
+        if self.digest:
+            return f'{{}}:{{digest="{self.id}"}}'
+        of = "" if self.project == DEFAULT_PROJECT else f'project="{self.project}", '
+        return f'{{}}:{{{of}job="{self.job}"}}'
 
     @property
     def job_url(self) -> str:
@@ -242,6 +256,7 @@ def make_message(  # noqa: PLR0913 - all parts of a message
     inside: Mapping[UUID, Sequence[MemberIncident]] = MappingProxyType({}),
     asks: Mapping[str, Sequence[PendingAction]] = MappingProxyType({}),
     channel: UUID | None = None,
+    project: str = DEFAULT_PROJECT,
 ) -> Message:
     """Return the message for a content.
 
@@ -279,7 +294,11 @@ def make_message(  # noqa: PLR0913 - all parts of a message
             alert.since,
         )
     )
-    return Message(id, number, at, job, receiver, tuple(alerts), base_url, repeat, channel=channel)
+    return Message(
+        *(id, number, at, job, receiver, tuple(alerts), base_url, repeat),
+        channel=channel,
+        project=project,
+    )
 
 
 def _member_jobs(members: Sequence[MemberIncident]) -> tuple[MemberJob, ...]:

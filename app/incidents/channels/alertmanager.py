@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
@@ -23,6 +23,10 @@ from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
+# Labels of jobs that say who receives a message.
+ROUTING: Final = ("team", "owner")
+# Duration of an example, which nobody resolves.
+TEST_LASTS: Final = timedelta(minutes=5)
 # Go's zero time, which Alertmanager reads as "not ended".
 NEVER = "0001-01-01T00:00:00Z"
 
@@ -45,8 +49,15 @@ def webhook_body(message: Message) -> dict[str, Any]:
 
 
 def labels_of(message: Message, alert: Alert) -> dict[str, str]:
-    """Return the labels that identify an alert, without empty values, which Alertmanager drops."""
+    """Return the labels that identify an alert, without empty values, which Alertmanager drops.
+
+    They contain the project, since projects may have jobs of the same name, and the labels of the
+    job by which messages are routed.
+    """
+    of_job = alert.facts.labels if alert.facts is not None else {}
     labels = {
+        **{name: of_job[name] for name in ROUTING if of_job.get(name)},
+        "project": message.project,
         "alertname": cause_name(alert.cause),
         "job": alert.job or message.job,
         "cause": alert.cause,
@@ -87,7 +98,7 @@ def _webhook_alert(message: Message, alert: Alert) -> dict[str, Any]:
         "startsAt": timestamp(alert.since),
         "endsAt": timestamp(alert.resolved_at or message.at) if over else NEVER,
         "generatorURL": alert.view_url,
-        "fingerprint": alert.fingerprint,
+        "fingerprint": message.key_of(alert),
     }
 
 
@@ -143,7 +154,7 @@ def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
     ends = (
         max(alert.resolved_at or message.at, alert.since)
         if over
-        else message.at + REPEATS_UNTIL_END * message.repeat
+        else message.at + (TEST_LASTS if message.test else REPEATS_UNTIL_END * message.repeat)
     )
     return {
         "labels": labels_of(message, alert),

@@ -56,7 +56,7 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
     event: dict[str, Any] = {
         "routing_key": routing_key,
         "event_action": ACTIONS[alert.status],
-        "dedup_key": f"paceline-{alert.fingerprint}" + ("-test" if message.test else ""),
+        "dedup_key": f"paceline-{message.key_of(alert)}" + ("-test" if message.test else ""),
     }
     if alert.status is not Status.FIRING:
         return event
