@@ -124,7 +124,9 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
     return list(families.values())
 
 
-_JOB = ("project", "job")
+# `job` is a label that Prometheus itself gives to all metrics of a server, which then renames this
+# one: `training_job` is the job's name. `job` stays for one version.
+_JOB = ("project", "job", "training_job")
 
 
 def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) -> Iterator[Metric]:
@@ -155,7 +157,7 @@ def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) 
         labels=(*_JOB, "node", "gpu"),
     )
     for job in running:
-        labels = job.project, job.job
+        labels = job.project, job.job, job.job
         step.add_metric(labels, job.step_s)
         if job.tokens_per_s is not None:
             tokens.add_metric(labels, job.tokens_per_s)

@@ -83,4 +83,5 @@ def test_metrics_name_jobs_of_all_projects_to_those_who_read_in_all(company: Com
         with company.client(token) as client:
             found = client.get("/metrics").text
         for project, job in PROJECTS.items():
-            assert f'paceline_job_step_seconds{{job="{job}",project="{project}"}}' in found
+            labels = f'job="{job}",project="{project}",training_job="{job}"'
+            assert f"paceline_job_step_seconds{{{labels}}}" in found

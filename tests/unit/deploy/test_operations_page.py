@@ -182,6 +182,16 @@ def test_systemd_finds_nothing_to_blame(tmp_path: Path) -> None:
         assert rated.returncode == 0, rated.stdout
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_services_start_in_any_order_and_a_migration_stops_none(unit: Path) -> None:
+    read = configparser.RawConfigParser(strict=False)
+    read.read(unit)
+    assert "Requires" not in read["Unit"]
+    # The database, or the schema, may be there later.
+    assert read["Service"]["Restart"] in {"always", "on-failure"}
+    assert read["Unit"]["StartLimitIntervalSec"] == "0"
+
+
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
 

@@ -116,7 +116,7 @@ def test_metrics_are_those_of_the_last_whole_minute(installation: Installation) 
             )
         )
     assert installation.metric("paceline_pulse_waiting") == 0
-    labels = {"project": "default", "job": "llm"}
+    labels = {"project": "default", "job": "llm", "training_job": "llm"}
     assert installation.metric("paceline_job_step_seconds", **labels) > 0
     assert installation.metric("paceline_job_tokens_per_second", **labels) > 0
     assert installation.metric("paceline_job_gpu_hours_lost_total", **labels) > 0

@@ -74,7 +74,7 @@ def test_every_metric_and_label_in_rules_and_dashboards_is_exposed(
     installation.analyze_all()
     names, labels = told(installation)
     # Labels of jobs with a pulse, of which this server has none, and the label that a rule adds.
-    labels |= {"job", "node", "gpu", "queue"}
+    labels |= {"training_job", "node", "gpu", "queue"}
     for expression in all_asked():
         asked = set(re.findall(r"\bpaceline_\w+", expression))
         assert asked, expression
@@ -85,6 +85,26 @@ def test_every_metric_and_label_in_rules_and_dashboards_is_exposed(
             for label in names_of_labels.split(",")
         }
         assert set(MATCHED.findall(expression)) | grouped <= labels, expression
+
+
+# The counters of a server's own process; every server exposes all other metrics, from the database.
+OF_ONE_SERVER: Final = re.compile(
+    r"paceline_(http_\w+|ingest_\w+|event_streams|spool_free_bytes)(?!\w)"
+)
+# A metric, or its increase, with the aggregation that is closest to it.
+AGGREGATED: Final = re.compile(
+    r"(\w+)(?:\s*by\s*\([^)]*\))?\s*\((?:(?:rate|increase|delta)\()?(paceline_\w+)"
+)
+
+
+def test_two_servers_double_no_figure() -> None:
+    met = set()
+    for expression in all_asked():
+        for aggregation, metric in AGGREGATED.findall(expression):
+            if not OF_ONE_SERVER.fullmatch(metric):
+                assert aggregation in {"max", "min", "absent"}, expression
+                met.add(metric)
+    assert {"paceline_job_gpu_hours_lost_total", "paceline_worker_heartbeat_age_seconds"} <= met
 
 
 def test_each_dashboard_can_be_imported() -> None:
