@@ -353,6 +353,14 @@ def test_workers_are_scaled_by_metrics_that_there_are(charts: dict[str, list[Man
     assert scaler["spec"]["minReplicaCount"] >= 1
 
 
+def test_the_chart_has_no_links_that_a_package_would_lose() -> None:
+    files = list((ROOT / "deploy" / "helm" / "paceline").rglob("*"))
+    assert {"operation.json", "training.json", "paceline.rules.yml"} <= {
+        file.name for file in files
+    }
+    assert not [file for file in files if file.is_symlink()]
+
+
 def test_rules_and_dashboards_are_those_of_their_folders(
     charts: dict[str, list[Manifest]],
 ) -> None:
