@@ -172,10 +172,10 @@ class AckBody(BaseModel):
 
 
 class SilenceBody(BaseModel):
-    """A silence: its end, its reason, and the user who sets it."""
+    """A silence: its end, its reason if there is one, and the user who sets it."""
 
     by: Person | None = Field(default=None, description=BY)
-    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    reason: Note = ""
     until: Moment
 
 

@@ -157,9 +157,8 @@ def state_context(incident: Incident, now: datetime) -> str:
         return f"by {incident.acknowledged_by}"
     if incident.state is IncidentState.SILENCED and incident.silence is not None:
         silence = incident.silence
-        return Markup("until {} by {}: {}").format(
-            when(silence.until, now), silence.by, silence.reason
-        )
+        why = f": {silence.reason}" if silence.reason else ""
+        return Markup("until {} by {}{}").format(when(silence.until, now), silence.by, why)
     if incident.state is IncidentState.PENDING:
         return "the condition must hold for more sessions"
     return "critical" if incident.severity == "critical" else ""

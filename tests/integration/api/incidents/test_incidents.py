@@ -82,16 +82,19 @@ def test_an_acknowledgement_and_an_end_are_taken_back(
     assert (done["changed"], [one["id"] for one in done["left"]]) == ([], [found["id"]])
 
 
-def test_a_silence_ends_in_the_future_and_has_a_reason(
+def test_a_silence_ends_in_the_future_and_needs_no_reason(
     served: Installation, alerting: Alerting
 ) -> None:
     alerting.slow()
     path = f"{API}/incidents/{alerting.incident().id}/silence"
     past = PERSON | {"until": "2020-01-01T00:00:00Z", "reason": "x"}
     assert served.client.post(path, json=past).json()["code"] == "incident.silence_over"
-    for wrong in ({"reason": ""}, {"until": "2030-01-01T00:00:00"}, {"by": ""}):
+    for wrong in ({"reason": "x" * 2001}, {"until": "2030-01-01T00:00:00"}, {"by": ""}):
         body = PERSON | {"until": "2030-01-01T00:00:00Z", "reason": "x"} | wrong
         assert served.client.post(path, json=body).status_code == 422
+    silenced = served.client.post(path, json=PERSON | {"until": "2030-01-01T00:00:00Z"}).json()
+    assert (silenced["state"], silenced["silence_reason"]) == ("silenced", "")
+    assert " by ann<" in served.client.get(f"/incidents/{silenced['id']}").text
 
 
 def test_a_silence_that_is_over_fires_again_by_itself(alerting: Alerting) -> None:
