@@ -159,7 +159,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         incidents_title=f"{plural(len(view.incidents), 'incident')} named it"
         if view.incidents
         else "No incident named it",
-        drains=[] if view.guessed else _drains(view.host, slow),
+        drains=[] if view.guessed else _drains(view.host, _since_repair(view, slow)),
         guessed=GUESSED if view.guessed else "",
         moves=drawn(
             (
@@ -342,6 +342,12 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
     if judged.before is None or judged.after is None:
         return title
     return f"{title}: {times(judged.before)} → {times(judged.after)}"
+
+
+def _since_repair(view: HostView, slow: Sequence[HostSession]) -> list[HostSession]:
+    """Return the slow sessions after the last repair of the whole host; all without a repair."""
+    repaired_at = next((repair.at for repair in view.repairs if repair.gpu is None), None)
+    return [item for item in slow if repaired_at is None or item.received_at > repaired_at]
 
 
 def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:

@@ -123,6 +123,20 @@ def test_a_host_is_not_removed_for_a_fault_of_the_job(
     assert "reason='Paceline: slow in 2 sessions'" in page(client, "/hosts/node-1").text
 
 
+def test_a_repaired_host_need_not_be_cordoned_until_it_is_slow_again(
+    container: Container, client: httpx.Client
+) -> None:
+    for hours in (9, 8):
+        session(container, {"node-1": 1.6}, ago=hours * HOUR)
+    assert "kubectl" in page(client, "/hosts/node-1").text
+    at = (datetime.now(UTC) - 5 * HOUR).isoformat()
+    client.post("/api/v1/hosts/node-1/repairs", json={"what": "replaced", "by": "ann", "at": at})
+    assert "kubectl" not in page(client, "/hosts/node-1").text
+    for hours in (3, 2):
+        session(container, {"node-1": 1.6}, ago=hours * HOUR)
+    assert "kubectl" in page(client, "/hosts/node-1").text
+
+
 def test_a_host_that_a_cause_of_the_job_names_says_so(
     container: Container, client: httpx.Client
 ) -> None:
