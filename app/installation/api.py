@@ -5,7 +5,9 @@ The documentation is the OpenAPI document and a page made of it that needs no ot
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
@@ -243,19 +245,77 @@ def router() -> APIRouter:
     return routes
 
 
+# The project of a request by a token of several projects, as a parameter of each route of the API.
+PROJECT: Final[Mapping[str, Any]] = {
+    "name": "Paceline-Project",
+    "in": "header",
+    "required": False,
+    "description": "Name of the project; needed if the token has several.",
+    "schema": {"type": "string"},
+}
+_BEARER: Final = {"type": "http", "scheme": "bearer"}
+
+
 def publish(app: FastAPI, *models: type[BaseModel]) -> None:
-    """Add the schemas of bodies that routes parse without FastAPI to the OpenAPI document."""
+    """Complete the OpenAPI document, for people and for generators of clients.
+
+    Adds the schemas of bodies that routes parse without FastAPI, the token, and the project's
+    header.
+    """
     make = app.openapi
 
+    @functools.cache
     def openapi() -> dict[str, Any]:
         document = make()
         _, definitions = models_json_schema(
             [(model, "validation") for model in models], ref_template=REFERENCE
         )
         document["components"]["schemas"] |= definitions["$defs"]
-        return document
+        document["components"]["securitySchemes"] = {"token": _BEARER}
+        # Or none: a server on a loopback address needs no sign-in.
+        document["security"] = [{"token": []}, {}]
+        for path, operations in document["paths"].items():
+            for operation in operations.values() if path.startswith("/api/") else ():
+                operation.setdefault("parameters", []).append(PROJECT)
+        return _with_short_names(document)
 
     app.openapi = openapi  # type: ignore[method-assign] # the framework's way to extend it
+
+
+def _with_short_names(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with a unique name and title for each schema, without modules' names.
+
+    FastAPI names a model by its module where several have the same name; generated clients name
+    their classes by the titles, and lose one of two that are equal.
+    """
+    schemas = document["components"]["schemas"]
+    short = {name: _short(name) for name in schemas}
+    text = json.dumps(document)
+    for name, new in short.items():
+        if name != new:
+            text = text.replace(
+                f'"{REFERENCE.format(model=name)}"', f'"{REFERENCE.format(model=new)}"'
+            )
+    renamed: dict[str, Any] = json.loads(text)
+    renamed["components"]["schemas"] = {
+        short[name]: schema | {"title": short[name]}
+        for name, schema in renamed["components"]["schemas"].items()
+    }
+    return renamed
+
+
+def _short(name: str) -> str:
+    """Return the name of a schema, with its subject in place of its module.
+
+    Examples
+    --------
+    >>> _short("app__hosts__api__FigureBody"), _short("FigureBody")
+    ('HostsFigureBody', 'FigureBody')
+    """
+    match name.split("__"):
+        case [_, subject, *_, kind]:
+            return f"{subject.capitalize()}{kind}"
+    return name
 
 
 def _groups(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -268,7 +328,11 @@ def _groups(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
                     "path": path,
                     "summary": operation["summary"],
                     "description": operation.get("description"),
-                    "parameters": operation.get("parameters", []),
+                    "parameters": [
+                        item
+                        for item in operation.get("parameters", ())
+                        if item["name"] != PROJECT["name"]
+                    ],
                     "bodies": list(operation.get("requestBody", {}).get("content", {})),
                     "answers": [
                         (status, answer["description"])
