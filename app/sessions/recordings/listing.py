@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.analysis.trace.formats.kind import head_of
 from app.analysis.trace.limits import MIB
-from app.analysis.trace.recordings.files import names_of
+from app.analysis.trace.recordings.files import world_of
 from app.errors import Fault, InvalidFolderError, InvalidTraceError
 from app.sessions.recordings.choose import (
     META_NAME,
@@ -108,7 +108,7 @@ def look_at_listing(path: Path) -> FolderLook:
         format=chosen.trace_format.name,
         title=chosen.trace_format.title,
         files=tuple(sorted(chosen.names)),
-        ranks=names_of("", chosen.names).world,
+        ranks=world_of(chosen.names),
         meta=meta,
         not_read=chosen.not_read,
     )

@@ -198,9 +198,10 @@ def _read_all(
     read: list[tuple[NamedFile, Decoded]] = []
     empty: list[NotRead] = []
     refusal: InvalidTraceError | None = None
+    names_of_files = names_of(names)
     for file in files:
         try:
-            part = _read(file, meta, left, names_of(file.name, names), part=len(names) > 1)
+            part = _read(file, meta, left, names_of_files[file.name], part=len(names) > 1)
         except InvalidTraceError as error:
             if error.stable_code != _EMPTY:
                 raise

@@ -123,7 +123,7 @@ def test_a_refused_file_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     done = paceline("convert", "kineto", *files, "--out", tmp_path / "out")
 
     assert done.returncode == 1
-    assert "worker1.pt.trace.json.gz: no range is labelled" in done.stderr
+    assert "worker1.pt.trace.json.gz: its ranges are those of a stage" in done.stderr
     assert "[trace.no_labels]" in done.stderr
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,7 @@ recorded twice, because a verdict on such a mixture would describe no real job.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations
@@ -78,6 +78,8 @@ class FileNames:
     rank: int | None = None
     # Number of ranks; known only if several files name all ranks from 0 on, each rank once.
     world: int | None = None
+    place: int = 0  # index of the file among the session's files in natural order of their names
+    files: int = 1  # number of the session's files
 
 
 UNNAMED: Final = FileNames()
@@ -97,11 +99,19 @@ def rank_in(name: str) -> int | None:
     return int(ranks[-1]) if ranks else None
 
 
-def names_of(name: str, among: Iterable[str]) -> FileNames:
-    """Return rank and world size of the file `name`; `among` are all file names of its session."""
-    ranks = [rank_in(other) for other in among]
-    complete = sorted(rank for rank in ranks if rank is not None) == list(range(len(ranks)))
-    return FileNames(rank_in(name), len(ranks) if complete and len(ranks) > 1 else None)
+def names_of(names: Sequence[str]) -> Mapping[str, FileNames]:
+    """Return rank and world size of each file of a session by its name."""
+    ordered, world = sorted(names, key=natural_key), world_of(names)
+    return {
+        name: FileNames(rank_in(name), world, place, len(ordered))
+        for place, name in enumerate(ordered)
+    }
+
+
+def world_of(names: Sequence[str]) -> int | None:
+    """Return the number of ranks if names of several files name all from 0 on; else None."""
+    ranks = sorted(rank for name in names if (rank := rank_in(name)) is not None)
+    return len(names) if len(names) > 1 and ranks == list(range(len(names))) else None
 
 
 # Starts of a step that differ by more than both of these bounds are from two recordings. The clocks

@@ -25,7 +25,8 @@ def test_a_name_says_the_rank(name: str, rank: int | None) -> None:
 
 def test_names_of_all_ranks_say_how_many_there_are() -> None:
     names = [f"trace/rank{rank}.json" for rank in range(12)]
-    assert names_of(names[3], names) == FileNames(3, 12)
+    assert names_of(names[::-1])[names[3]] == FileNames(3, 12, place=3, files=12)
     # Names with a missing rank, a repeated rank, no rank, and a single file.
     for among in (names[1:], [*names, "again/rank0.json"], [*names, "log.json"], names[:1]):
-        assert names_of(names[0], among) == FileNames(0, None)
+        of_file = names_of(among).get(names[0], FileNames())
+        assert of_file.world is None
