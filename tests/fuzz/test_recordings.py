@@ -119,7 +119,9 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "a node":
         return node(path, [100, 101], [0, 1], slow=0).read_bytes()
     (folder / "traces").mkdir()
-    write_training(Training(Kind.DDP, layers=2, kernels=2, steps=2, ranks=2), Style(), folder / "traces")
+    write_training(
+        Training(Kind.DDP, layers=2, kernels=2, steps=2, ranks=2), Style(), folder / "traces"
+    )
     return emitted(folder / "traces", path).read_bytes()
 
 
@@ -148,7 +150,7 @@ MANY = b'{"schemaVersion":1,"traceEvents":[' + b'{"ph":"M"},' * 60_000 + b"0]}"
         (DEEP, "trace.bad_json"),
         (LONG, "trace.item_too_long"),
         (WIDE, "trace.item_too_long"),
-        (MANY, "trace.bad_event"),
+        (MANY, "trace.no_rows"),
         (gzip.compress(b'{"schemaVersion":' + b" " * (30 << 20), mtime=0), "body.too_large"),
     ],
     ids=["deep", "long", "wide", "many", "bomb"],

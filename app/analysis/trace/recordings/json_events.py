@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
-from app.errors import Fault
+from app.errors import Fault, InvalidTraceError
 
 # Maximum number of characters of an event; an event with its call stack and tensor shapes has some
 # kilobytes.
@@ -49,6 +49,57 @@ _STRING_OR_NO_VALUE: Final = re.compile(
 )
 
 
+# Most characters that are scanned in vain in search of the items behind those that are no JSON, in
+# one text, so that a text of broken items costs no more than its length and this number.
+_MOST_SCANNED: Final = 64 * MIB
+_BETWEEN_OBJECTS: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
+_END_OF_ARRAY: Final = re.compile(r"\}[ \t\n\r]*(?=\][ \t\n\r]*(?:[,}]|\Z))")
+# Maximum number of characters between two items where one of them is no JSON.
+_MOST_BETWEEN: Final = 256
+_FIRST_WINDOW: Final = 1024  # characters of a candidate for an item that are scanned first
+# Maximum number of characters that a scanner may need behind an error's place to change its mind.
+_LOOKAHEAD: Final = len("-Infinity")
+
+
+# Most faulty items that are left out: this number, or this share of all items.
+_FEW_FAULTS: Final = 10
+_FEW_OF_ALL: Final = 0.01
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Faulty items of an array that are left out, as events with unescaped quotes in a name.
+
+    Parameters
+    ----------
+    is_item : callable
+        Returns whether an object is an item of the array; else it is inside an item that is no
+        JSON.
+    """
+
+    is_item: Callable[[Mapping[str, object]], bool]
+    count: int = 0
+    items: int = 0  # all items that were read
+    scanned: int = 0  # characters scanned in vain
+    first: InvalidTraceError | None = None
+
+    def leave_out(self, error: InvalidTraceError, count: int = 1) -> None:
+        """Count items that are left out because of an error."""
+        self.count += count
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Refuse a text with many faulty items.
+
+        Raises
+        ------
+        InvalidTraceError
+            The first of them.
+        """
+        if self.first is not None and self.count > max(_FEW_FAULTS, _FEW_OF_ALL * self.items):
+            raise self.first
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of the outermost JSON object."""
@@ -65,13 +116,14 @@ class Item:
     value: object
 
 
-def read_items(
+def read_items(  # noqa: PLR0913 - options of the reader of a format
     body: Path | bytes,
     limits: Limits,
     arrays: frozenset[str],
     *,
     longest_item: int = MAX_ITEM_CHARS,
     batches: TakeBatch | None = None,
+    skipped: Skipped | None = None,
 ) -> Iterator[Field | Item]:
     """Yield the fields of a JSON object and the items of its long arrays, or an array's items.
 
@@ -87,6 +139,8 @@ def read_items(
         Most characters of an item.
     batches : callable, optional
         Takes items in batches; accepted ones are not yielded.
+    skipped : Skipped, optional
+        Counts items that are no JSON, which are left out; else they are refused.
 
     Raises
     ------
@@ -96,7 +150,7 @@ def read_items(
     BodyTooLargeError
         `body.too_large`.
     """
-    text = _Text(body, limits, longest_item)
+    text = _Text(body, limits, longest_item, skipped)
     opening = text.next_char()
     while opening:
         if opening == "[":
@@ -155,8 +209,15 @@ def _object(
 class _Text:
     """Cursor in JSON text that arrives in pieces."""
 
-    def __init__(self, body: Path | bytes, limits: Limits, longest_item: int) -> None:
+    def __init__(
+        self,
+        body: Path | bytes,
+        limits: Limits,
+        longest_item: int,
+        skipped: Skipped | None = None,
+    ) -> None:
         self._longest_item = longest_item
+        self._skipped = skipped
         self._pieces = read_text(body, limits)
         self._decode = codecs.getincrementaldecoder("utf-8")("strict")
         self._scan = json.JSONDecoder(
@@ -199,7 +260,7 @@ class _Text:
                 taken, one_by_one = self._batch(batches, index)
                 index += taken
                 self._item = index
-            yield Item(index, self.value(self._longest_item))
+            yield from self._next_item(index)
             one_by_one = max(one_by_one - 1, 0)
             end = self._at
             char = self.next_char()
@@ -208,15 +269,86 @@ class _Text:
                 return
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
-            if not index and batches is not None:
-                comma = self._at
-                if self.next_char() == "{":
-                    self.back()
-                    between = self._buffer[comma - 1 : self._at]
-                    if end < comma and not between.strip(_SPACE + ","):
-                        self._between = "}" + between + "{"
+            if batches is not None and not self._between:
+                self._find_between(end)
             index += 1
             self._item = index
+            if self._skipped is not None:
+                self._skipped.items = index
+
+    def _next_item(self, index: int) -> Iterator[Item]:
+        """Yield the item at the cursor, unless it is no JSON and may be left out."""
+        try:
+            yield Item(index, self.value(self._longest_item))
+        except InvalidTraceError as error:
+            count = 0 if self._skipped is None else self._skip(self._skipped)
+            if self._skipped is None or not count:
+                raise
+            self._skipped.leave_out(error, count)
+
+    def _find_between(self, end: int) -> None:
+        """Set the text between two items from that behind the first one, which ended at `end`."""
+        comma = self._at
+        if self.next_char() == "{":
+            self.back()
+            between = self._buffer[comma - 1 : self._at]
+            if end < comma and not between.strip(_SPACE + ","):
+                self._between = "}" + between + "{"
+
+    def _skip(self, skipped: Skipped) -> int:
+        """Move to the end of an item that is no JSON, and of those behind it that are none.
+
+        An item ends where an object ends and the next item, or the end of the array, follows.
+
+        Returns
+        -------
+        int
+            Number of objects that are left out; 0 if no end is found.
+        """
+        begin = 0  # where the search goes on, from the cursor on
+        count = 1
+        while True:
+            match = _BETWEEN_OBJECTS.search(self._buffer, self._at + begin)
+            if match is None:
+                length = len(self._buffer) - self._at
+                begin = max(begin, length - _MOST_BETWEEN)
+                if length <= self._longest_item and self._more():
+                    continue
+                ends = [end.start() for end in _END_OF_ARRAY.finditer(self._buffer, self._at)]
+                if not (self._ended and ends):
+                    return 0
+                self._at = ends[-1] + 1
+                break
+            begin = match.start() + 1 - self._at
+            if begin > self._longest_item or skipped.scanned > _MOST_SCANNED:
+                return 0
+            if self._is_item_at(match.end() - self._at, skipped):
+                self._at += begin
+                break
+            count += 1
+        return count
+
+    def _is_item_at(self, place: int, skipped: Skipped) -> bool:
+        """Return whether an item of the array begins at a place behind the cursor."""
+        # The scanner gets little text, because its errors count the lines before their place.
+        window = _FIRST_WINDOW
+        while skipped.scanned <= _MOST_SCANNED:
+            at = self._at + place
+            text = self._buffer[at : at + window]
+            try:
+                value, end = self._scan(text, 0)
+            except (ValueError, InvalidOperation, RecursionError) as error:
+                skipped.scanned += 1 + getattr(error, "pos", len(text))
+                final = isinstance(error, json.JSONDecodeError) and _is_final(error, len(text))
+                if final or len(text) > self._longest_item:
+                    return False
+                window *= 2
+                if len(text) < window // 2 and not self._more():
+                    return False
+            else:
+                skipped.scanned += end
+                return isinstance(value, dict) and skipped.is_item(value)
+        return False
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
         """Pass the next items as a batch to the `batches` callback of `read_items`.
@@ -261,9 +393,11 @@ class _Text:
             except (ValueError, InvalidOperation) as error:
                 if isinstance(error, json.JSONDecodeError) and self._respell_floats(error):
                     continue
-                # The error may come from a value that continues in the next piece; only at the end
-                # of the text is it final.
-                if not self._longer(wanted, longest):
+                # The error may come from a value that continues in the next piece.
+                final = isinstance(error, json.JSONDecodeError) and _is_final(
+                    error, len(self._buffer)
+                )
+                if final or not self._longer(wanted, longest):
                     self._refuse_value(error)
             else:
                 # A number that ends with the buffer may continue in the next piece of text.
@@ -295,16 +429,14 @@ class _Text:
     def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
         if isinstance(error, json.JSONDecodeError):
             cut = error.pos >= len(self._buffer) or error.msg.startswith("Unterminated string")
-            if cut:
-                self._at = len(self._buffer)
-            self.refuse_json(error.msg)
+            self.refuse_json(error.msg, cut=cut)
         if isinstance(error, InvalidOperation):
             self.refuse_json("a number's exponent is beyond all exponents")
         self.refuse_json(str(error)[:80])
 
-    def refuse_json(self, message: str) -> NoReturn:
-        """Refuse the text because of a fault at the cursor."""
-        if self._ended and self._at >= len(self._buffer):
+    def refuse_json(self, message: str, *, cut: bool = False) -> NoReturn:
+        """Refuse the text because of a fault at the cursor; `cut` if it is the end of the text."""
+        if self._ended and (cut or self._at >= len(self._buffer)):
             inside = "" if self._item is None else f", in event {self._item}"
             refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
         where = "" if self._item is None else f"event {self._item} "
@@ -335,6 +467,11 @@ class _Text:
                 self._at = 0
                 return True
         return False
+
+
+def _is_final(error: json.JSONDecodeError, length: int) -> bool:
+    """Return whether more text than `length` characters would not change a scanner's error."""
+    return not error.msg.startswith("Unterminated string") and error.pos < length - _LOOKAHEAD
 
 
 NS_PER_US: Final = 1000

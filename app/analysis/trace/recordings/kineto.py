@@ -8,14 +8,16 @@ several ranks for a viewer put the rank into the number of a process (``[Rank 3]
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from app.analysis.trace.limits import MAX_TIME_NS, MAX_WORLD, Limits, refuse_body
+from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
 from app.analysis.trace.recordings.json_events import (
@@ -23,6 +25,7 @@ from app.analysis.trace.recordings.json_events import (
     Event,
     Field,
     Item,
+    Skipped,
     event_of,
     read_items,
 )
@@ -46,6 +49,7 @@ from app.analysis.trace.recordings.profiler.scan import (
     collective_of,
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
+from app.errors import InvalidTraceError
 
 # Maximum number of processes of one file. A file for a viewer has some dozens of processes, a
 # machine has thousands.
@@ -260,10 +264,57 @@ def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
     InvalidTraceError, InvalidMetadataError, BodyTooLargeError
         See `scan_kineto` and `decode_scan`.
     """
-    processes = Processes()
-    scan = scan_kineto(body, limits, own, processes)
+    processes, skipped = Processes(), skipping()
+    scan = scan_kineto(body, limits, own, processes, skipped)
     if len(processes.stepping) > 1:
-        return _decode_ranks(body, meta, limits, own, processes)
+        recording = _decode_ranks(body, meta, limits, own, processes)
+    else:
+        recording = _decode_rank(scan, body, meta, limits, names, part=part)
+    if not skipped.count:
+        return recording
+    lost = Unmapped(_FAULTY, skipped.count, None)
+    return replace(recording, unmapped=total((*recording.unmapped, lost)))
+
+
+_FAULTY: Final = "faulty events, such as those with a name whose quotes are not escaped"
+
+
+# Codes of faults of single events.
+_FAULTS: Final = frozenset(
+    f"trace.{code}"
+    for code in (
+        *("bad_event", "missing_key", "wrong_type"),
+        *("not_finite", "time_overflow", "integer_overflow"),
+    )
+)
+
+
+@contextmanager
+def tolerating(skipped: Skipped | None) -> Iterator[None]:
+    """Leave out an event whose fields are malformed."""
+    try:
+        yield
+    except InvalidTraceError as error:
+        if skipped is None or error.stable_code not in _FAULTS:
+            raise
+        skipped.leave_out(error)
+
+
+def skipping() -> Skipped:
+    """Return a counter of the faulty events of a file."""
+    return Skipped(lambda value: "ph" in value)
+
+
+def _decode_rank(  # noqa: PLR0913 - facts of the file
+    scan: Scan,
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    names: FileNames,
+    *,
+    part: bool,
+) -> Recording:
+    """Decode the file of one rank."""
     if scan.rank is None:
         scan.rank = names.rank
     if scan.world is None:
@@ -279,7 +330,7 @@ class _Names:
     limits: Limits
 
     def __call__(self, gaps: Sequence[Gap], on_device: bool) -> Names:  # noqa: FBT001 - a `FindNames`
-        counter = NameCounter(gaps)
+        counter, skipped = NameCounter(gaps), skipping()
         counted = _KERNELS if on_device else _OPERATORS
 
         def take_batch(lines: str, count: int, _index: int) -> bool:
@@ -301,18 +352,20 @@ class _Names:
                 counter.call(events.names[name], start, end, runtime=category in _LAUNCHES)
             return True
 
-        for item in read_items(self.body, self.limits, frozenset({EVENTS}), batches=take_batch):
+        arrays = frozenset({EVENTS})
+        for item in read_items(self.body, self.limits, arrays, batches=take_batch, skipped=skipped):
             if isinstance(item, Field):
                 continue
-            event = event_of(item.index, item.value)
-            category = event.text("cat")
-            if event.fields.get("ph") != "X" or category not in counted | _ON_HOST:
-                continue
-            name, span = event.text("name"), _span(event)
-            if category in counted:
-                counter.count(name, 1, span.end - span.start)
-            if category in _ON_HOST and not name.startswith(STEP):
-                counter.call(name, span.start, span.end, runtime=category in _LAUNCHES)
+            with tolerating(skipped):
+                event = event_of(item.index, item.value)
+                category = event.text("cat")
+                if event.fields.get("ph") != "X" or category not in counted | _ON_HOST:
+                    continue
+                name, span = event.text("name"), _span(event)
+                if category in counted:
+                    counter.count(name, 1, span.end - span.start)
+                if category in _ON_HOST and not name.startswith(STEP):
+                    counter.call(name, span.start, span.end, runtime=category in _LAUNCHES)
         return counter.names()
 
 
@@ -325,13 +378,15 @@ def _decode_ranks(
 ) -> Recording:
     """Decode a file that was merged from the files of several ranks."""
     scans = {rank: Scan(own=None if own is None else own.reader()) for rank in processes.ranks()}
-    whole = Scan()
-    for item in read_items(body, limits, frozenset({EVENTS})):
+    whole, skipped = Scan(), skipping()
+    for item in read_items(body, limits, frozenset({EVENTS}), skipped=skipped):
         if isinstance(item, Field):
             take_header(whole, item)
             continue
-        rank = processes.rank_of(event_of(item.index, item.value))
-        if rank in scans:
+        with tolerating(skipped):
+            rank = processes.rank_of(event_of(item.index, item.value))
+            if rank not in scans:
+                continue
             _take(scans[rank], item)
             if item.index % _CHECKED_EVERY == 0:
                 scans[rank].check_counts(limits)
@@ -358,33 +413,43 @@ def scan_kineto(
     limits: Limits,
     own: OwnRanges | None = None,
     processes: Processes | None = None,
+    skipped: Skipped | None = None,
 ) -> Scan:
     """Return the scan of a Kineto file, and add its steps and process names to `processes`.
+
+    Faulty events are left out and counted in `skipped`, if it is given.
 
     Raises
     ------
     InvalidTraceError
-        The text is not JSON, or an event is malformed, with its position.
+        The text is not JSON; an event, or many events, are malformed, with the first position.
     BodyTooLargeError
         `body.too_large`, `body.too_many_rows`.
     """
     scan = Scan(own=None if own is None else own.reader())
 
+    def take(item: Item) -> None:
+        with tolerating(skipped):
+            _take(scan, item, processes)
+
     def take_batch(lines: str, count: int, index: int) -> bool:
         scan.check_counts(limits)
         return batches(lines, count, index)
 
-    batches = Batches(scan, _kind_of, lambda item: _take(scan, item, processes))
+    batches = Batches(scan, _kind_of, take)
     # Batches skip the names of most ranges, but patterns of the job must be matched against every
     # name.
     batch_taker = take_batch if own is None else None
-    for item in read_items(body, limits, frozenset({EVENTS}), batches=batch_taker):
+    arrays = frozenset({EVENTS})
+    for item in read_items(body, limits, arrays, batches=batch_taker, skipped=skipped):
         if isinstance(item, Item):
-            _take(scan, item, processes)
+            take(item)
             if item.index % _CHECKED_EVERY == 0:
                 scan.check_counts(limits)
         else:
             take_header(scan, item)
+    if skipped is not None:
+        skipped.check()
     scan.check_counts(limits)
     scan.use_nodes()
     return scan
