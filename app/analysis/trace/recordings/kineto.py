@@ -32,6 +32,7 @@ from app.analysis.trace.recordings.json_events import (
 from app.analysis.trace.recordings.kineto_columns import Batches, Kind, events_of
 from app.analysis.trace.recordings.labels import OwnRanges
 from app.analysis.trace.recordings.profiler.annotations import (
+    OPTIMIZER_STEP,
     STEP,
     add_annotation,
     identifier,
@@ -466,7 +467,7 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
     category = event.text("cat")
     if category in _ANNOTATIONS:
         name = event.text("name")
-        if processes is not None and name.startswith(STEP):
+        if processes is not None and name.startswith((STEP, OPTIMIZER_STEP)):
             processes.step(event)
         operator = category in _OPERATORS
         thread = _thread(scan, event)

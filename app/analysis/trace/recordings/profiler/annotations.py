@@ -16,7 +16,7 @@ from app.analysis.trace.recordings.profiler.scan import Issue, Mark, Scan, Span,
 # Name of the range that a process group's backend records for each finished collective or transfer.
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
 STEP: Final = "ProfilerStep#"
-_OPTIMIZER: Final = "Optimizer.step#"
+OPTIMIZER_STEP: Final = "Optimizer.step#"
 # Name of the range in which autograd runs the backward of one graph node.
 _GRADIENT: Final = "autograd::engine::evaluate_function"
 # Name of a graph node's operator. PyTorch 1.8 and 1.9 record it without the range around it.
@@ -42,7 +42,7 @@ _ALONE: Final = (
     OWN_PREFIX,
     LOADER_PREFIX,
     STEP,
-    _OPTIMIZER,
+    OPTIMIZER_STEP,
     _ISSUED,
     _COMMUNICATES,
     *_MARKS,
@@ -77,7 +77,7 @@ def add_annotation(  # noqa: C901, PLR0913 - a branch for each kind of name
     if name.startswith((TORCH_PREFIX, OWN_PREFIX, LOADER_PREFIX, STEP)):
         scan.add_range(name, span, thread)
         return
-    if name.startswith(_OPTIMIZER):
+    if name.startswith(OPTIMIZER_STEP):
         scan.optimizers.append(span)
     elif backend := _BACKEND.fullmatch(name):
         scan.works.append(work_of(backend[1], args, span, on_device=False))
@@ -102,13 +102,13 @@ def add_annotation(  # noqa: C901, PLR0913 - a branch for each kind of name
                 _peer(args),
             )
         )
-    elif name.startswith((_OPTIMIZER, *_MARKS)):
+    elif name.startswith((OPTIMIZER_STEP, *_MARKS)):
         scan.marks.append(Mark(name, span, thread))
     elif operator:
         if _NODE.fullmatch(name):
             scan.nodes.add(span, thread)
         scan.add_operator(span, thread)
-    if number is not None and not name.startswith(_OPTIMIZER):
+    if number is not None and not name.startswith(OPTIMIZER_STEP):
         scan.operators.add(span.start, number, thread)
 
 
