@@ -77,7 +77,7 @@ class FileNames:
     """Rank and world size of a file, from the names of its session's files."""
 
     rank: int | None = None
-    # Number of ranks; known only if several files name all ranks from 0 on, each rank once.
+    # Number of ranks; known only if several files name all ranks from 0 on, equally often.
     world: int | None = None
     place: int = 0  # index of the file among the session's files in natural order of their names
     files: int = 1  # number of the session's files
@@ -134,9 +134,14 @@ def names_of(names: Sequence[str]) -> Mapping[str, FileNames]:
 
 
 def world_of(names: Sequence[str]) -> int | None:
-    """Return the number of ranks if names of several files name all from 0 on; else None."""
-    ranks = sorted(rank for rank in _ranks_of(names).values() if rank is not None)
-    return len(names) if len(names) > 1 and ranks == list(range(len(names))) else None
+    """Return the number of ranks if names of files name all from 0 on, equally often; else None.
+
+    Ranks that write a file for each step have several files.
+    """
+    files = Counter(_ranks_of(names).values())
+    ranks = [rank for rank in files if rank is not None]
+    complete = len(ranks) == len(files) > 1 and sorted(ranks) == list(range(len(ranks)))
+    return len(ranks) if complete and len(set(files.values())) == 1 else None
 
 
 def _ranks_of(names: Sequence[str]) -> Mapping[str, int | None]:

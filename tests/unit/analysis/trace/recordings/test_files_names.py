@@ -49,6 +49,7 @@ def test_names_of_all_ranks_say_how_many_there_are() -> None:
 def test_workers_of_several_steps_are_ranks_and_those_of_several_processes_are_none() -> None:
     steps = [f"worker{rank}_step_{step}.json" for rank in range(2) for step in (3, 4)]
     assert [names_of(steps)[name].rank for name in steps] == [0, 0, 1, 1]
+    assert {names_of(steps)[name].world for name in steps} == {2}
     pods = [f"job-worker-{pod}_{pid}.json" for pod in range(2) for pid in (41, 42)]
     assert {names_of(pods)[name].rank for name in pods} == {None}
     alone = [f"job-worker-{pod}_7.json" for pod in range(3)]
