@@ -44,7 +44,6 @@ column, if the fault has one:
 ``trace.missing_model_chunk``       virtual stages, but a computation names no model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable
 ``trace.too_many_op_names``         over 256 names of operations
-``trace.utf16``                     the text is UTF-16
 ``trace.bad_json``                  the text of a foreign recording is no JSON
 ``trace.item_too_long``             an event of it is over 1 MiB (a batch of spans 8 MiB)
 ``trace.bad_event``                 an event does not follow its format

@@ -179,7 +179,7 @@ def test_a_folder_without_traces_or_with_several_kinds_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("worker1.pt.trace.json", '{"traceEvents": []}'.encode("utf-16"), "the text is UTF-16"),
+        ("worker1.pt.trace.json", '{"a": []}'.encode("utf-16"), "an object with 'a'"),
         ("worker1.pt.trace.json", b'{"data": [{"traceID": "1", "spans": []}]}', "Jaeger's JSON"),
         ("worker1.json", b'[{"a": 1, "b": 2}]', "an array whose objects have 'a' and 'b'"),
         ("worker1.pt.trace.json.gz", b"", "is empty"),
