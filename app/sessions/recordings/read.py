@@ -38,10 +38,14 @@ from app.errors import (
 )
 from app.sessions.recordings.choose import NamedFile, NotRead
 
-# Error codes of files without which the session is analyzed: a file without operations, for example
-# of a profiler that was stopped at the start of a cycle, and damaged files.
+# Error codes of files without which the session is analyzed: a file without operations or without a
+# whole step, for example of a profiler that was stopped at the start of a cycle, and damaged files.
 _LEFT_OUT: Final = frozenset(
-    f"trace.{code}" for code in ("no_rows", "truncated", "corrupt", "bad_json", "item_too_long")
+    f"trace.{code}"
+    for code in (
+        *("no_rows", "no_backward"),
+        *("truncated", "corrupt", "bad_json", "item_too_long"),
+    )
 )
 # Limit of the listed files that were not read.
 NAMED: Final = 8
@@ -77,7 +81,7 @@ def read_files(
 ) -> Recorded:
     """Read the files of one session as one trace.
 
-    Files without operations and damaged files are left out and listed, unless all are.
+    Files without whole steps and damaged files are left out and listed, unless all are.
 
     Parameters
     ----------

@@ -110,6 +110,7 @@ FILES: dict[str, Callable[[Path], None]] = {
     "the same, with absolute times in floating point": of_pandas(pa.float64()),
     "a dump of PyTorch's flight recorder": body(UNREAD["flight recorder"]),
     "an execution trace of PyTorch (Chakra)": body(UNREAD["Chakra"]),
+    "a trace of `torch.autograd.profiler` without Kineto": body(UNREAD["autograd profiler"]),
     "a trace of rocprof": body(UNREAD["rocprof"]),
     "a timeline of Ascend's profiler (torch_npu)": body(UNREAD["Ascend"]),
     "Jaeger's JSON": body(UNREAD["Jaeger"]),

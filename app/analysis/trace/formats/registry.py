@@ -45,6 +45,15 @@ _CHAKRA_PROTOBUF: Final = re.compile(
 )
 
 
+def _is_autograd_profiler(head: Head) -> bool:
+    events = head.outline.events if head.outline is not None and head.outline.array else ()
+    return any(event.get("pid") in _AUTOGRAD_PROCESSES for event in events)
+
+
+# Names of the two processes that ``torch.autograd.profiler`` writes without Kineto.
+_AUTOGRAD_PROCESSES: Final = ("CPU functions", "CUDA functions")
+
+
 def _is_rocprof(head: Head) -> bool:
     if head.has_field("rocprofiler-sdk-tool"):
         return True
@@ -80,6 +89,12 @@ UNSUPPORTED_FILES: Final = (
         "an execution trace of PyTorch (Chakra)",
         f"which holds the graph of a rank's operators and no timeline: {_PROFILE}",
         _is_chakra,
+    ),
+    UnsupportedFile(
+        "a trace of PyTorch's autograd profiler",
+        "which holds operators and neither their kernels' launches nor steps: "
+        f"{_PROFILE}, which PyTorch has since 1.8",
+        _is_autograd_profiler,
     ),
     UnsupportedFile(
         "Jaeger's JSON",

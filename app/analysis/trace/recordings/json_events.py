@@ -56,6 +56,7 @@ _BETWEEN_OBJECTS: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
 _END_OF_ARRAY: Final = re.compile(r"\}[ \t\n\r]*(?=\][ \t\n\r]*(?:[,}]|\Z))")
 # Maximum number of characters between two items where one of them is no JSON.
 _MOST_BETWEEN: Final = 256
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _FIRST_WINDOW: Final = 1024  # characters of a candidate for an item that are scanned first
 # Maximum number of characters that a scanner may need behind an error's place to change its mind.
 _LOOKAHEAD: Final = len("-Infinity")
@@ -81,6 +82,7 @@ class Skipped:
     count: int = 0
     items: int = 0  # all items that were read
     scanned: int = 0  # characters scanned in vain
+    replaced: int = 0  # bytes that are not UTF-8
     first: InvalidTraceError | None = None
 
     def leave_out(self, error: InvalidTraceError, count: int = 1) -> None:
@@ -219,7 +221,10 @@ class _Text:
         self._longest_item = longest_item
         self._skipped = skipped
         self._pieces = read_text(body, limits)
-        self._decode = codecs.getincrementaldecoder("utf-8")("strict")
+        # In a text whose faulty items may be left out, bytes that are not UTF-8 are replaced: they
+        # are in names, since JSON's own characters are ASCII.
+        errors = "strict" if skipped is None else "replace"
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors)
         self._scan = json.JSONDecoder(
             parse_float=Decimal, parse_constant=float, strict=False
         ).raw_decode
@@ -462,6 +467,9 @@ class _Text:
                 text = self._decode.decode(piece or b"", final=self._ended)
             except UnicodeDecodeError as error:
                 refuse_body("corrupt", f"the text is not UTF-8: {error.reason}")
+            if self._skipped is not None:
+                replaced = text.count(_REPLACEMENT) - (piece or b"").count(_REPLACEMENT.encode())
+                self._skipped.replaced += max(replaced, 0)
             if text:
                 self._buffer = self._buffer[self._at :] + text
                 self._at = 0

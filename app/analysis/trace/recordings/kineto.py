@@ -271,12 +271,12 @@ def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
         recording = _decode_ranks(body, meta, limits, own, processes)
     else:
         recording = _decode_rank(scan, body, meta, limits, names, part=part)
-    if not skipped.count:
-        return recording
-    lost = Unmapped(_FAULTY, skipped.count, None)
-    return replace(recording, unmapped=total((*recording.unmapped, lost)))
+    counts = {_FAULTY: skipped.count, _NOT_UTF8: skipped.replaced}
+    lost = [Unmapped(what, count, None) for what, count in counts.items() if count]
+    return replace(recording, unmapped=total((*recording.unmapped, *lost))) if lost else recording
 
 
+_NOT_UTF8: Final = "characters of names that are not UTF-8"
 _FAULTY: Final = "faulty events, such as those with a name whose quotes are not escaped"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,16 @@ LIMITS = Limits(max_decompressed_bytes=64 << 20, max_rows=100_000)
 RANKS = 4
 
 
+def without_backward(packed: bytes) -> bytes:
+    """Return the file of a profiler that was stopped within the first forward."""
+    document = json.loads(gzip.decompress(packed))
+    events = document["traceEvents"]
+    backwards = [e["ts"] for e in events if "evaluate_function" in str(e.get("name"))]
+    first = min(backwards)
+    document["traceEvents"] = [event for event in events if event.get("ts", 0) < first]
+    return json.dumps(document).encode()
+
+
 def half(text: bytes) -> bytes:
     return text[: len(text) // 2]
 
@@ -33,6 +44,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "another text from the middle on": lambda packed: gzip.compress(
         half(gzip.decompress(packed)) + b"\x00" * 2_000_000
     ),
+    "stopped in a forward": lambda packed: gzip.compress(without_backward(packed)),
     "damaged compression": lambda packed: packed[:-400] + bytes(400),
 }
 

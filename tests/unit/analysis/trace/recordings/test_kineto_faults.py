@@ -129,6 +129,18 @@ def check_that_a_name_costs_its_event(
     assert [one.what for one in decoded.unmapped] == [FAULTY]
 
 
+def test_a_name_that_is_not_utf_8_costs_its_characters() -> None:
+    file = host_steps()
+    wanted = operations(read_trace(file))
+    file.add("größe.py(3): run �", AT, 10, cat="python_function")
+    body = file.body().replace(b"\\u00f6", b"\xf6").replace(b"\\u00df", b"\xdf")
+    decoded = decode(body, None, limits=LIMITS, part=True)
+    assert operations(decoded.trace) == wanted
+    assert [(one.what, one.count) for one in decoded.unmapped] == [
+        ("characters of names that are not UTF-8", 2)
+    ]
+
+
 def test_a_text_of_broken_events_is_searched_once() -> None:
     skipped = Skipped(lambda value: "ph" in value)
     broken = b'{"a":"b"c"},' * 60_000
