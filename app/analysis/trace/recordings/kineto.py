@@ -19,6 +19,14 @@ import numpy as np
 from app.analysis.trace.limits import MAX_TIME_NS, MAX_WORLD, Limits, refuse_body
 from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.recordings.annotations import (
+    OPTIMIZER_STEP,
+    STEP,
+    add_annotation,
+    identifier,
+    kind_of_range,
+    work_of,
+)
 from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
 from app.analysis.trace.recordings.json_events import (
     NS_PER_US,
@@ -31,14 +39,6 @@ from app.analysis.trace.recordings.json_events import (
 )
 from app.analysis.trace.recordings.kineto_columns import Batches, Kind, events_of
 from app.analysis.trace.recordings.labels import OwnRanges
-from app.analysis.trace.recordings.profiler.annotations import (
-    OPTIMIZER_STEP,
-    STEP,
-    add_annotation,
-    identifier,
-    kind_of_range,
-    work_of,
-)
 from app.analysis.trace.recordings.profiler.contents import Gap, NameCounter, Names
 from app.analysis.trace.recordings.profiler.labelled_pipeline import ATTACH, Advice
 from app.analysis.trace.recordings.profiler.process_groups import Group
