@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.kineto_columns import Kind
 from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX
 from app.analysis.trace.recordings.profiler.scan import Issue, Mark, Scan, Span, Work, plain_name

@@ -27,16 +27,9 @@ from app.analysis.trace.recordings.annotations import (
     kind_of_range,
     work_of,
 )
+from app.analysis.trace.recordings.events import NS_PER_US, Event, event_of
 from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
-from app.analysis.trace.recordings.json_events import (
-    NS_PER_US,
-    Event,
-    Field,
-    Item,
-    Skipped,
-    event_of,
-    read_items,
-)
+from app.analysis.trace.recordings.json_events import Field, Item, Skipped, read_items
 from app.analysis.trace.recordings.kineto_columns import Batches, Kind, events_of
 from app.analysis.trace.recordings.labels import OwnRanges
 from app.analysis.trace.recordings.profiler.contents import Gap, NameCounter, Names

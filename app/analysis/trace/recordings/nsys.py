@@ -26,8 +26,8 @@ from urllib.parse import quote
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse_body
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.annotations import add_annotation
+from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.files import FileNames
-from app.analysis.trace.recordings.json_events import Event
 from app.analysis.trace.recordings.labels import OwnRanges
 from app.analysis.trace.recordings.profiler.contents import (
     FindNames,

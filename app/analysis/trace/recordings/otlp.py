@@ -32,7 +32,7 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
-from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.labels import (
     LabelKind,
     OwnRange,

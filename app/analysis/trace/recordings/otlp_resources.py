@@ -11,7 +11,8 @@ from app.analysis.trace.limits import MIB, Limits, refuse, refuse_body
 from app.analysis.trace.metadata import with_names
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.rank_metadata import NODE, OTEL_KEYS, POD, is_name
-from app.analysis.trace.recordings.json_events import Event, Item, event_of, read_items
+from app.analysis.trace.recordings.events import Event, event_of
+from app.analysis.trace.recordings.json_events import Item, read_items
 from app.errors import Fault
 
 SPANS: Final = "resourceSpans"

@@ -138,7 +138,8 @@ def refuse_without_steps(
             "the recording has the events of a device and no operators of the host, which tell "
             f"forwards, backwards and optimizers apart. {holds}. {advice.host_events}",
         )
-    if transfers or any(mark.name.startswith(_PIPELINE_MARKS) for mark in scan.marks):
+    marked = any(mark.name.startswith(_PIPELINE_MARKS) for mark in scan.marks)
+    if marked or (transfers and len(scan.gradients)):
         sent = f"its sends and receives ({transfers})" if transfers else "its ranges"
         refuse_body(
             "no_labels",

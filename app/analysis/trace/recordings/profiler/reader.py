@@ -89,10 +89,8 @@ def decode_scan(  # noqa: PLR0913 - the reader of a format gives its advice and 
     unlabelled = None if scan.labelled or is_pipeline else read_unlabelled(scan)
     if scan.is_empty:
         refuse_body("no_rows", _NOTHING)
-    if unlabelled is not None:
-        transfers = _transfers(scan, unlabelled)
-        if transfers or not unlabelled.complete:
-            refuse_without_steps(scan, advice, find_names, transfers=transfers)
+    if not scan.labelled:
+        _check_training(scan, unlabelled, advice, find_names)
     if scan.rank is None and meta is not None and meta.sizes.world == 1:
         scan.rank = 0
     if scan.rank is None:
@@ -109,6 +107,25 @@ def decode_scan(  # noqa: PLR0913 - the reader of a format gives its advice and 
     reader.read()
     session_meta = _named(meta or SessionMeta(cell.sizes), scan, rank)
     return Recording(reader.rows.trace(session_meta, part=part), reader.unmapped())
+
+
+def _check_training(
+    scan: Scan, unlabelled: Unlabelled | None, advice: Advice, find_names: FindNames
+) -> None:
+    """Refuse a recording without labels that shows no training step that can be read.
+
+    Parameters
+    ----------
+    unlabelled : Unlabelled or None
+        None for a stage of a pipeline; stages of an inference send and receive as well.
+    """
+    if unlabelled is None:
+        if not (len(scan.gradients) or scan.optimizers):
+            refuse_without_steps(scan, advice, find_names, transfers=len(scan.works))
+        return
+    transfers = _transfers(scan, unlabelled)
+    if transfers or not unlabelled.complete:
+        refuse_without_steps(scan, advice, find_names, transfers=transfers)
 
 
 def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:

@@ -86,11 +86,31 @@ def test_events_of_a_device_alone_need_those_of_the_host() -> None:
     assert "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]" in error.message
 
 
-def test_transfers_of_a_pipeline_are_named_as_such() -> None:
+def pipeline() -> KinetoFile:
+    """Return forwards whose results are sent by kernels."""
     file = inference()
     for call in range(4):
         at = AT + call * 40 * MS + 13 * MS
         file.add("ncclDevKernel_SendRecv()", at, MS, cat="kernel", tid=101, correlation=100 + call)
+    return file
+
+
+def test_a_stage_of_an_inference_is_called_so() -> None:
+    assert refusal(pipeline()).stable_code == "trace.no_backward"
+    file = pipeline()
+    for call in range(4):
+        at = AT + call * 40 * MS + 12 * MS
+        file.add("c10d::send", at, MS, cat="cpu_op", External_id=200 + call)
+        file.add("gloo:send", at, MS, cat="cpu_op", External_id=300 + call)
+    error = refusal(file)
+    assert error.stable_code == "trace.no_backward"
+    assert "forwards only" in error.message
+
+
+def test_transfers_of_a_pipeline_are_named_as_such() -> None:
+    file = pipeline()
+    node = "autograd::engine::evaluate_function: MulBackward0"
+    file.add(node, AT + 39 * MS, 1000, cat="cpu_op", External_id=99)
     error = refusal(file)
     assert error.stable_code == "trace.no_labels"
     assert "its sends and receives (4) are those of a stage of a pipeline" in error.message
