@@ -78,6 +78,7 @@ _MAX_VALUE_BYTES: Final = MIB
 _LABELS: Final = ("PP:", "paceline:", "ProfilerStep#")
 # What `emit_nvtx` appends to the name of a range: sequence number, tensor shapes, operator id.
 _APPENDED: Final = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+_OPERATOR: Final = "aten::"  # beginning of the names of PyTorch's operators
 _MOST_PROCESSES: Final = 4096
 _ONE_RANK: Final = "profile each rank to a file of its own, nsys profile -o rank%q{RANK}"
 _PROFILE: Final = "profile with --trace=cuda,nvtx"
@@ -346,6 +347,7 @@ def _add_ranges(
         Take PyTorch's operators and the ranges of frameworks instead of labels.
     """
     scans: dict[int, Scan] = {}
+    emitting: set[int] = set()  # processes with ranges of `emit_nvtx`
     if _NVTX not in tables:
         return scans
     table, named = tables[_NVTX], _sql_of_name(tables, _NVTX, "textId")
@@ -367,23 +369,21 @@ def _add_ranges(
                 refuse_body("several_ranks", f"over {_MOST_PROCESSES} processes have ranges")
             scan = scans[process] = Scan(own=None if own is None else own.reader())
         span = _span(start, end, event)
+        name = str(text)
         if of_pytorch:
-            args = Event(event, {"External id": event})
-            place = scan.thread(thread)
-            add_annotation(scan, _name(text), span, place, args, operator=True)
+            emitted = name.startswith(_OPERATOR) or _APPENDED.search(name) is not None
+            if emitted:
+                emitting.add(process)
+            args, place = Event(event, {"External id": event}), scan.thread(thread)
+            add_annotation(scan, _name(name), span, place, args, operator=emitted)
         else:
-            _add_range(scan, str(text), span)
+            _add_range(scan, name, span)
         scan.check_counts(limits)
     if of_pytorch:
-        return {process: scan for process, scan in scans.items() if _is_of_pytorch(scan)}
+        return {process: scan for process, scan in scans.items() if process in emitting}
     labelled = {process: scan for process, scan in scans.items() if scan.labelled}
     # Without a label of the job, the refusal names the ranges that are there.
     return labelled or (scans if own is not None else {})
-
-
-def _is_of_pytorch(scan: Scan) -> bool:
-    """Return whether the ranges of a process are those of PyTorch's operators."""
-    return len(scan.gradients) + len(scan.nodes) + len(scan.issues) + len(scan.marks) > 0
 
 
 def _add_range(scan: Scan, text: str, span: Span) -> None:

@@ -231,6 +231,20 @@ def test_a_recording_of_part_of_a_step_says_what_is_missing(tmp_path: Path) -> N
     assert "30 ms (the host is in cudaDeviceSynchronize)" in message
 
 
+def test_an_inference_in_emit_nvtx_is_called_so(tmp_path: Path) -> None:
+    made = Node(tmp_path / "rank0.sqlite")
+    thread = thread_of(100)
+    for call in range(3):
+        made.range(thread, f"aten::addmm, op_id = {call}", call * 40 * MS, call * 40 * MS + MS)
+        made.call(thread, LAUNCH, call * 40 * MS, call * 40 * MS + 1000, call)
+        made.kernel(thread, 0, 7, GEMM, call * 40 * MS + MS, call * 40 * MS + 11 * MS, call)
+    made.close()
+    with pytest.raises(InvalidTraceError, match="forwards only") as caught:
+        decode(tmp_path / "rank0.sqlite", None, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.no_backward"
+    assert "emit_nvtx" not in caught.value.message
+
+
 def test_ranges_of_a_program_are_named(tmp_path: Path) -> None:
     path = database(tmp_path / "rank0.sqlite", [("load", 1, 2), ("load", 3, 4), ("infer", 5, 6)])
     with pytest.raises(InvalidTraceError, match=r"such as 'load' \(2\), 'infer' \(1\)"):
