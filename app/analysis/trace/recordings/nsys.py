@@ -127,7 +127,7 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
     try:
         with closing(_open(path)) as database:
             scans = _scans(database, limits, own, _Names(path))
-        return _decode_ranks(scans, meta, limits, names, _Names(path), part=part)
+        return _decode_ranks(scans, meta, limits, names, path, part=part)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # UnicodeDecodeError occurs because SQLite's message may quote a damaged name in arbitrary
         # bytes.
@@ -135,24 +135,26 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
 
 
 def _decode_ranks(  # noqa: PLR0913 - facts of the file
-    scans: Sequence[Scan],
+    scans: Mapping[int, Scan],
     meta: SessionMeta | None,
     limits: Limits,
     names: FileNames,
-    find_names: FindNames,
+    path: Path,
     *,
     part: bool,
 ) -> Recording:
-    """Decode the scans of the ranks of a database."""
+    """Decode the scans of the processes of a database, which are in the order of their ranks."""
     if len(scans) == 1:
-        scans[0].rank, scans[0].world = names.rank, names.world
-        return decode_scan(scans[0], meta, limits, _ADVICE, part=part, find_names=find_names)
+        (scan,) = scans.values()
+        scan.rank, scan.world = names.rank, names.world
+        return decode_scan(scan, meta, limits, _ADVICE, part=part, find_names=_Names(path))
     # Several files are of one node each, with as many ranks, in the order of their names. A rank in
     # the name of such a file is that of the node.
     first = (names.place if names.rank is None else names.rank) * len(scans)
     recordings = []
-    for rank, scan in enumerate(scans, first):
+    for rank, (process, scan) in enumerate(scans.items(), first):
         scan.rank, scan.world = rank, len(scans) * names.files
+        find_names = _Names(path, process)
         recordings.append(
             decode_scan(scan, meta, limits, _ADVICE, part=True, find_names=find_names)
         )
@@ -164,16 +166,22 @@ class _Names:
     """Finder of the names in a database: see `FindNames`."""
 
     path: Path
+    process: int | None = None  # None for all processes
 
     def __call__(self, gaps: Sequence[Gap], on_device: bool) -> Names:  # noqa: FBT001 - a `FindNames`
         counter = NameCounter(gaps)
         with closing(_open(self.path)) as database:
             tables = _tables(database)
-            for table, name, runtime in _named_tables(tables):
+            for table, name, owner, runtime in _named_tables(tables):
                 counted = table == tables[_KERNEL if on_device else _NVTX].name
-                times = "start IS NOT NULL AND end IS NOT NULL"
-                rows = database.execute(f'SELECT start, end, {name} FROM "{table}" WHERE {times}')  # noqa: S608 - known names
-                for start, end, text in rows:
+                rows = database.execute(
+                    f'SELECT start, end, {name}, {owner} FROM "{table}" '  # noqa: S608 - known names
+                    "WHERE start IS NOT NULL AND end IS NOT NULL"
+                )
+                for start, end, text, who in rows:
+                    of_process = self.process is None or not isinstance(who, int)
+                    if not of_process and who >> _THREAD_BITS != self.process:
+                        continue
                     span = _span(start, end, 0)
                     if counted:
                         counter.count(_name(text), 1, span.end - span.start)
@@ -182,18 +190,19 @@ class _Names:
         return counter.names()
 
 
-def _named_tables(tables: Mapping[str, _Table]) -> Iterator[tuple[str, str, bool | None]]:
-    """Yield name of a table of ranges, SQL of the ranges' names, and whether it has runtime calls.
+def _named_tables(tables: Mapping[str, _Table]) -> Iterator[tuple[str, str, str, bool | None]]:
+    """Yield name of a table of ranges, SQL of name and process, whether it has runtime calls.
 
     None instead of a truth value for kernels, which are no calls of the host.
     """
-    for kind, column, runtime in (
-        (_KERNEL, "shortName", None),
-        (_RUNTIME, "nameId", True),
-        (_NVTX, "textId", False),
+    for kind, column, owner, runtime in (
+        (_KERNEL, "shortName", "globalPid", None),
+        (_RUNTIME, "nameId", "globalTid", True),
+        (_NVTX, "textId", "globalTid", False),
     ):
         if kind in tables:
-            yield tables[kind].name, _sql_of_name(tables, kind, column), runtime
+            table, name = tables[kind], _sql_of_name(tables, kind, column)
+            yield table.name, name, _process_of(table, owner), runtime
 
 
 def _sql_of_name(tables: Mapping[str, _Table], kind: str, column: str) -> str:
@@ -245,7 +254,7 @@ class _Table:
 
 def _scans(
     database: sqlite3.Connection, limits: Limits, own: OwnRanges | None, find_names: FindNames
-) -> list[Scan]:
+) -> Mapping[int, Scan]:
     """Return the scans of the processes that train, in the order of their ranks."""
     tables = _tables(database)
     if not tables:
@@ -272,7 +281,7 @@ def _scans(
         computing.sort(key=lambda process: min(devices[process]))
     else:
         computing.sort()
-    return [scans[process] for process in computing]
+    return {process: scans[process] for process in computing}
 
 
 def _recorder(database: sqlite3.Connection, tables: Mapping[str, _Table]) -> tuple[int, str | None]:

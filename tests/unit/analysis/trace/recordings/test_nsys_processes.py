@@ -245,6 +245,24 @@ def test_an_inference_in_emit_nvtx_is_called_so(tmp_path: Path) -> None:
     assert "emit_nvtx" not in caught.value.message
 
 
+def test_a_process_is_described_without_the_others(tmp_path: Path) -> None:
+    made = Node(tmp_path / "node.sqlite")
+    for place in range(2):
+        thread = thread_of(100 + place)
+        for call in range(2):
+            at = call * 40 * MS
+            made.range(thread, f"aten::addmm, op_id = {call}", at, at + MS)
+            made.call(thread, LAUNCH, at, at + 1000, call)
+            name = (GEMM, ALL_REDUCE)[place]
+            made.kernel(thread, place, 7, name, at + MS, at + 11 * MS, call)
+            made.call(thread, (WAIT, LAUNCH)[place], at + 11 * MS, at + 40 * MS, 100 + call)
+    made.close()
+    with pytest.raises(InvalidTraceError, match="kernels are gemm") as caught:
+        decode(tmp_path / "node.sqlite", None, limits=LIMITS, local=True)
+    assert "ncclDevKernel" not in caught.value.message
+    assert "30 ms (the host is in cudaDeviceSynchronize)" in caught.value.message
+
+
 def test_ranges_of_a_program_are_named(tmp_path: Path) -> None:
     path = database(tmp_path / "rank0.sqlite", [("load", 1, 2), ("load", 3, 4), ("infer", 5, 6)])
     with pytest.raises(InvalidTraceError, match=r"such as 'load' \(2\), 'infer' \(1\)"):
