@@ -49,6 +49,10 @@ BODIES: dict[str, tuple[str, bytes]] = {
         zstandard.ZstdCompressor().compress(codecs.BOM_UTF8 + two_stages(1, steps=1).body()),
     ),
     "kineto, two ranks": ("kineto", test_processes.merged(*test_processes.WAYS["[Rank 1] 7"])),
+    "kineto, a name without escapes": (
+        "kineto",
+        host_steps(1).body().replace(b'"PP:1B0"', b'"{"a": 1}, {"b": "c"}"'),
+    ),
     "kineto, no groups": (
         "kineto",
         test_kineto_groups.ungrouped(3, 4, [1], {"mesh_pp": 2, "mesh_dp": 2}).body(),

@@ -17,7 +17,10 @@ from app.analysis.trace.decode import decode
 from app.errors import PacelineError
 from tests.fuzz.recordings import BODIES, LIMITS, META, ODD, damaged, outcome
 from tests.fuzz.test_bodies import edited
+from tests.support.trainings.files import write_training
+from tests.support.trainings.job import Kind, Style, Training
 from tests.unit.analysis.trace.recordings import test_nsys
+from tests.unit.analysis.trace.recordings.test_nsys_processes import emitted, node
 
 # The same examples in every run, so that a failure can be reproduced.
 bounded = settings(max_examples=40, derandomize=True, deadline=None, database=None)
@@ -107,10 +110,19 @@ def test_undamaged_recordings_are_read() -> None:
     assert set(found.values()) == {"read"}
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("nsys") / "rank1.sqlite"
-    return test_nsys.database(path, test_nsys.RANGES, test_nsys.KERNELS).read_bytes()
+@pytest.fixture(scope="module", params=["a rank", "a node", "ranges of PyTorch"])
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("nsys")
+    path = folder / "rank1.sqlite"
+    if request.param == "a rank":
+        return test_nsys.database(path, test_nsys.RANGES, test_nsys.KERNELS).read_bytes()
+    if request.param == "a node":
+        return node(path, [100, 101], [0, 1], slow=0).read_bytes()
+    (folder / "traces").mkdir()
+    write_training(
+        Training(Kind.DDP, layers=2, kernels=2, steps=2, ranks=2), Style(), folder / "traces"
+    )
+    return emitted(folder / "traces", path).read_bytes()
 
 
 @settings(
@@ -138,7 +150,7 @@ MANY = b'{"schemaVersion":1,"traceEvents":[' + b'{"ph":"M"},' * 60_000 + b"0]}"
         (DEEP, "trace.bad_json"),
         (LONG, "trace.item_too_long"),
         (WIDE, "trace.item_too_long"),
-        (MANY, "trace.bad_event"),
+        (MANY, "trace.no_rows"),
         (gzip.compress(b'{"schemaVersion":' + b" " * (30 << 20), mtime=0), "body.too_large"),
     ],
     ids=["deep", "long", "wide", "many", "bomb"],

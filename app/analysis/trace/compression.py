@@ -1,18 +1,21 @@
-"""Decompression of text bodies (gzip, zstd) in bounded memory.
+"""Decompression of text bodies (gzip, zstd) to UTF-8 in bounded memory.
 
 The decompressor gets slices so small that even the most compressed slice expands to some megabytes;
 the total size is checked against the limit. Consecutive gzip members or zstd frames are joined to
-one text.
+one text. A body that was compressed twice is decompressed twice, and UTF-16 with a byte order mark,
+as a redirection of Windows PowerShell writes it, becomes UTF-8.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Protocol, cast
 
@@ -20,9 +23,11 @@ import zstandard
 from isal import isal_zlib
 
 from app.analysis.trace.limits import MIB, Limits, check_expanded, refuse_body
+from app.errors import InvalidTraceError
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_MAGIC_BYTES: Final = len(ZSTD_MAGIC)
 MAX_WINDOW_BYTES: Final = 8 * MIB
 
 # UTF-8 byte order mark, which Windows programs write before text.
@@ -93,44 +98,76 @@ def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None
     Raises
     ------
     InvalidTraceError
-        `trace.truncated`, `trace.corrupt`; `trace.utf16`; `trace.decompression_bomb` as soon as the
-        text is longer than `Limits.expanded` allows.
+        `trace.truncated`, `trace.corrupt`; `trace.decompression_bomb` as soon as the text is longer
+        than `Limits.expanded` allows.
     BodyTooLargeError
         `body.too_large`, as soon as the text is longer than the limit.
     """
     with open_body(body) as file:
-        head = file.read(len(ZSTD_MAGIC))
+        codec = _codec_of(file.read(_MAGIC_BYTES))
+        size = file.seek(0, io.SEEK_END)
         file.seek(0)
-        codec = next((codec for codec in _CODECS if head.startswith(codec.magic)), None)
         if codec is None:
             pieces, most = _slices(file, _PLAIN_SLICE), limits.max_decompressed_bytes
         else:
-            size = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            pieces, most = _decompress(file, codec), limits.expanded(size)
-        total = 0
-        for piece in pieces:
-            unmarked = without_mark(piece) if total == 0 else piece
-            total += len(piece)
-            check_expanded(total, most, limits)
-            yield unmarked
+            most = limits.expanded(size)
+            outer = _decompress(_slices(file, codec.slice_bytes), codec)
+            begin, pieces = _first(_checked(outer, most, limits))
+            codec = _codec_of(begin)
+            if codec is not None:
+                pieces = _decompress(_cut(pieces, codec.slice_bytes), codec)
+        yield from _as_utf8(_checked(pieces, most, limits))
 
 
-def without_mark(begin: bytes) -> bytes:
-    """Return the first piece of a text without its byte order mark.
+def _codec_of(begin: bytes) -> _Codec | None:
+    return next((codec for codec in _CODECS if begin.startswith(codec.magic)), None)
+
+
+def _first(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """Return the first bytes of pieces, at least as many as identify them, and all pieces."""
+    begin = b""
+    while len(begin) < _MAGIC_BYTES and (piece := next(pieces, None)) is not None:
+        begin += piece
+    return begin, chain([begin], pieces)
+
+
+def _checked(pieces: Iterator[bytes], most: int, limits: Limits) -> Iterator[bytes]:
+    """Yield pieces as long as they are not longer than allowed together."""
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        check_expanded(total, most, limits)
+        yield piece
+
+
+def _cut(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Yield the bytes of pieces in slices of at most `size` bytes."""
+    for piece in pieces:
+        for at in range(0, len(piece), size):
+            yield piece[at : at + size]
+
+
+def _as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a text in UTF-8 without its byte order mark; only a text in UTF-16 is changed.
 
     Raises
     ------
     InvalidTraceError
-        `trace.utf16`: the mark is that of UTF-16.
+        `trace.corrupt`: the text has a mark of UTF-16 and is not UTF-16.
     """
-    if begin.startswith(_OTHER_MARKS):
-        refuse_body(
-            "utf16",
-            "the text is UTF-16, as a redirection of Windows PowerShell writes it: write it as "
-            "UTF-8, or send the file as its recorder wrote it",
-        )
-    return begin.removeprefix(MARK)
+    begin, pieces = _first(pieces)
+    if not begin.startswith(_OTHER_MARKS):
+        unmarked = chain([begin.removeprefix(MARK)], islice(pieces, 1, None))
+        yield from filter(None, unmarked)
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("strict")
+    try:
+        for piece in pieces:
+            if text := decoder.decode(piece):
+                yield text.encode()
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        refuse_body("corrupt", f"the text is not UTF-16: {error.reason}")
 
 
 def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
@@ -145,24 +182,55 @@ def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
         The file cannot be read.
     """
     with open_body(body) as whole:
-        start = whole.read(len(ZSTD_MAGIC))
+        codec = _codec_of(whole.read(_MAGIC_BYTES))
         whole.seek(0)
-        compressed = start.startswith((GZIP_MAGIC, ZSTD_MAGIC))
-        most = _MOST_COMPRESSED_BYTES if compressed else _MOST_PLAIN_BYTES
-        file = io.BufferedReader(_Prefix(whole, most))
-        read: Callable[[int], bytes] = file.read
-        if start.startswith(GZIP_MAGIC):
-            read = gzip.GzipFile(fileobj=file).read1
-        elif start.startswith(ZSTD_MAGIC):
-            read = _zstd().stream_reader(file, read_across_frames=True).read
-        while True:
-            try:
-                piece = read(size)
-            except (zlib.error, zstandard.ZstdError, gzip.BadGzipFile, EOFError):
-                return
-            if not piece:
-                return
-            yield piece
+        most = _MOST_PLAIN_BYTES if codec is None else _MOST_COMPRESSED_BYTES
+        pieces = _prefix(io.BufferedReader(_Prefix(whole, most)), codec, size)
+        if codec is not None:
+            begin, pieces = _first(pieces)
+            codec = _codec_of(begin)
+            if codec is not None:
+                pieces = _prefix(io.BufferedReader(_OfPieces(pieces)), codec, size)
+        # Only a text in UTF-16 can be invalid; its prefix ends there.
+        with contextlib.suppress(InvalidTraceError):
+            yield from _as_utf8(pieces)
+
+
+def _prefix(file: io.BufferedReader, codec: _Codec | None, size: int) -> Iterator[bytes]:
+    """Yield the bytes of a plain or compressed file up to damage of its compression."""
+    read: Callable[[int], bytes] = file.read
+    if codec is not None and codec.magic == GZIP_MAGIC:
+        read = gzip.GzipFile(fileobj=file).read1
+    elif codec is not None:
+        read = _zstd().stream_reader(file, read_across_frames=True).read
+    while True:
+        try:
+            piece = read(size)
+        except (zlib.error, zstandard.ZstdError, gzip.BadGzipFile, EOFError):
+            return
+        if not piece:
+            return
+        yield piece
+
+
+class _OfPieces(io.RawIOBase):
+    """File object of pieces of bytes."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        while not self._left and (piece := next(self._pieces, None)) is not None:
+            self._left = piece
+        view = memoryview(buffer)
+        count = min(len(view), len(self._left))
+        view[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
 
 
 class _Prefix(io.RawIOBase):
@@ -187,10 +255,11 @@ def _slices(file: io.BufferedIOBase, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
+def _decompress(slices: Iterator[bytes], codec: _Codec) -> Iterator[bytes]:
+    """Yield the decompressed bytes of slices of at most `_Codec.slice_bytes`."""
     decompressor: _Decompressor | None = codec.start()
     members = 1
-    for piece in _slices(file, codec.slice_bytes):
+    for piece in slices:
         data = piece
         while data:
             if decompressor is None:

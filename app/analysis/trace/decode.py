@@ -44,13 +44,13 @@ column, if the fault has one:
 ``trace.missing_model_chunk``       virtual stages, but a computation names no model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable
 ``trace.too_many_op_names``         over 256 names of operations
-``trace.utf16``                     the text is UTF-16
 ``trace.bad_json``                  the text of a foreign recording is no JSON
 ``trace.item_too_long``             an event of it is over 1 MiB (a batch of spans 8 MiB)
 ``trace.bad_event``                 an event does not follow its format
 ``trace.missing_key``               an event lacks a required key
 ``trace.unpaired_event``            the end event of a scope has no begin event
 ``trace.no_labels``                 no range has the label of an operation
+``trace.no_backward``               a recording without labels holds no backward
 ``trace.bad_label``                 a label captures a text that is not a number
 ``trace.no_microbatches``           there are no spans of microbatches
 ``trace.unknown_rank``              the rank that recorded the file is unknown
@@ -166,7 +166,7 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
         decoded = trace_format.decode(body, meta, limits, part=part)
     else:
         if names is None and local and isinstance(body, Path):
-            names = names_of(body.name, [body.name])
+            names = names_of([body.name])[body.name]
         hints = SenderHints(own, names or UNNAMED)
         decoded = trace_format.decode_with_hints(body, meta, limits, part=part, hints=hints)
     if not trace_format.recorder:

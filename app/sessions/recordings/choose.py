@@ -193,14 +193,9 @@ def inspect_files(files: Iterable[NamedFile]) -> tuple[InspectedFile, ...]:
     OSError
         A file cannot be read.
     """
-    inspected: list[InspectedFile] = []
-    for file in files:
-        if may_be_trace(file.name):
-            try:
-                inspected.append(inspect(file.name, head_of(file.path)))
-            except InvalidTraceError as error:
-                inspected.append(InspectedFile(file.name, None, error.message))
-    return tuple(inspected)
+    return tuple(
+        inspect(file.name, head_of(file.path)) for file in files if may_be_trace(file.name)
+    )
 
 
 def choose(

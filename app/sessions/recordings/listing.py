@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.analysis.trace.formats.kind import head_of
 from app.analysis.trace.limits import MIB
-from app.analysis.trace.recordings.files import names_of
-from app.errors import Fault, InvalidFolderError, InvalidTraceError
+from app.analysis.trace.recordings.files import world_of
+from app.errors import Fault, InvalidFolderError
 from app.sessions.recordings.choose import (
     META_NAME,
     InspectedFile,
@@ -108,7 +108,7 @@ def look_at_listing(path: Path) -> FolderLook:
         format=chosen.trace_format.name,
         title=chosen.trace_format.title,
         files=tuple(sorted(chosen.names)),
-        ranks=names_of("", chosen.names).world,
+        ranks=world_of(chosen.names),
         meta=meta,
         not_read=chosen.not_read,
     )
@@ -119,10 +119,7 @@ def _inspected(file: ListedFile, head: bytes) -> InspectedFile:
         return InspectedFile(
             file.name, None, "it is too large a folder to look at all of its files"
         )
-    try:
-        inspected = inspect(file.name, head_of(head))
-    except InvalidTraceError as error:
-        return InspectedFile(file.name, None, error.message)
+    inspected = inspect(file.name, head_of(head))
     recognized = inspected.trace_format
     if recognized is not None and recognized.local_only:
         why = f"it is {recognized.title}, which the command line reads: paceline upload FOLDER"

@@ -38,9 +38,15 @@ from app.errors import (
 )
 from app.sessions.recordings.choose import NamedFile, NotRead
 
-# Error code of a file without operations, for example of a profiler that was stopped at the start
-# of a cycle: the session is analyzed without the file.
-_EMPTY: Final = "trace.no_rows"
+# Error codes of files without which the session is analyzed: a file without operations or without a
+# whole step, for example of a profiler that was stopped at the start of a cycle, and damaged files.
+_LEFT_OUT: Final = frozenset(
+    f"trace.{code}"
+    for code in (
+        *("no_rows", "no_backward"),
+        *("truncated", "corrupt", "bad_json", "item_too_long"),
+    )
+)
 # Limit of the listed files that were not read.
 NAMED: Final = 8
 _NAME_CHARS: Final = 160
@@ -75,7 +81,7 @@ def read_files(
 ) -> Recorded:
     """Read the files of one session as one trace.
 
-    Files without operations are left out and listed, unless all are.
+    Files without whole steps and damaged files are left out and listed, unless all are.
 
     Parameters
     ----------
@@ -194,21 +200,25 @@ class _Left:
 def _read_all(
     files: Iterable[NamedFile], meta: SessionMeta | None, left: _Left, names: Sequence[str]
 ) -> tuple[list[tuple[NamedFile, Decoded]], list[NotRead]]:
-    """Return the decoded files, and the files without operations."""
+    """Return the decoded files, and the files that are left out."""
     read: list[tuple[NamedFile, Decoded]] = []
     empty: list[NotRead] = []
     refusal: InvalidTraceError | None = None
+    names_of_files = names_of(names)
     for file in files:
         try:
-            part = _read(file, meta, left, names_of(file.name, names), part=len(names) > 1)
+            part = _read(file, meta, left, names_of_files[file.name], part=len(names) > 1)
         except InvalidTraceError as error:
-            if error.stable_code != _EMPTY:
+            if error.stable_code not in _LEFT_OUT:
                 raise
             refusal = refusal or error
             empty.append(NotRead(file.name, error.message.removeprefix(f"{file.name}: ")))
         else:
             read.append((file, part))
-    if refusal is not None and not read:
+    counted = any(FORMATS[part.trace_format].numbers_ranks for _, part in read)
+    # Without a file of a format whose ranks are counted over all files, the others would be counted
+    # wrong.
+    if refusal is not None and (counted or not read):
         raise refusal
     return read, empty
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -21,6 +22,7 @@ from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.formats.test_registry import UNREAD
 from tests.unit.analysis.trace.recordings import test_kineto_processes as test_processes
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile, two_stages
+from tests.unit.analysis.trace.recordings.profiler.test_contents import inference
 from tests.unit.analysis.trace.recordings.test_kineto_groups import ungrouped
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ def body(content: bytes, name: str = "rank0.json") -> Callable[[Path], None]:
 
 def data_parallel(folder: Path) -> None:
     write_training(Training(Kind.DDP, ranks=2, layers=2, steps=2), Style(), folder)
+
+
+def recoded(folder: Path) -> None:
+    text, other = (two_stages(rank).body() for rank in range(2))
+    (folder / "rank0.json").write_bytes(text.decode().encode("utf-16"))
+    (folder / "rank1.json.gz").write_bytes(gzip.compress(gzip.compress(other)))
 
 
 def arrays(folder: Path) -> None:
@@ -97,14 +105,16 @@ FILES: dict[str, Callable[[Path], None]] = {
     "the same, and collectives name no groups": lambda folder: write(
         folder, *(ungrouped(rank, 4, [rank // 2], {}) for rank in range(4))
     ),
+    "PyTorch's profiler, inference or a part of a step": lambda folder: write(folder, inference()),
     "an operation type a row, as pandas writes Parquet": of_pandas(pa.timestamp("ns")),
     "the same, with absolute times in floating point": of_pandas(pa.float64()),
     "a dump of PyTorch's flight recorder": body(UNREAD["flight recorder"]),
     "an execution trace of PyTorch (Chakra)": body(UNREAD["Chakra"]),
+    "a trace of `torch.autograd.profiler` without Kineto": body(UNREAD["autograd profiler"]),
     "a trace of rocprof": body(UNREAD["rocprof"]),
     "a timeline of Ascend's profiler (torch_npu)": body(UNREAD["Ascend"]),
     "Jaeger's JSON": body(UNREAD["Jaeger"]),
-    "any text in UTF-16": body('{"traceEvents": []}'.encode("utf-16")),
+    "any text in UTF-16 with its mark, or compressed twice": recoded,
 }
 
 

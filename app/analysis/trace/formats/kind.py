@@ -22,7 +22,6 @@ from app.analysis.trace.compression import (
     GZIP_WINDOW_BITS,
     ZSTD_MAGIC,
     text_prefix,
-    without_mark,
 )
 from app.analysis.trace.limits import MIB, Limits
 from app.analysis.trace.metadata import Unmapped
@@ -242,8 +241,6 @@ def head_of(body: Path | bytes) -> Head:
 
     Raises
     ------
-    InvalidTraceError
-        `trace.utf16`.
     OSError
         The file cannot be read.
     """
@@ -257,7 +254,7 @@ def head_of(body: Path | bytes) -> Head:
         taken = bytearray()
         while len(taken) < _HEAD_BYTES and (piece := next(pieces, b"")):
             taken += piece
-        begin = without_mark(bytes(taken))
+        begin = bytes(taken)
         first = begin.lstrip()[:1]
         may_be_json = not first.isascii() or first in {b"[", b"{"}
         outline = outline_of(chain([begin], pieces)) if may_be_json else None

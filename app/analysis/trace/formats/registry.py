@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +32,26 @@ class UnsupportedFile:
 def _is_flight_recorder(head: Head) -> bool:
     pickled = head.start.startswith(_PICKLE) and b"entries" in head.start and b"pg_" in head.start
     return pickled or (head.has_field("entries") and head.has_field("pg_config", "pg_status"))
+
+
+def _is_chakra(head: Head) -> bool:
+    graph = head.has_field("nodes") and head.has_field("schema", "pid")
+    return graph or _CHAKRA_PROTOBUF.match(head.text) is not None
+
+
+# Beginning of a trace in protobuf: length of the first message, and its version, such as 0.0.4.
+_CHAKRA_PROTOBUF: Final = re.compile(
+    rb"[\x05-\xff][\x00-\x7f]?\n[\x05-\x10][0-9]+\.[0-9]+\.[0-9]+", re.DOTALL
+)
+
+
+def _is_autograd_profiler(head: Head) -> bool:
+    events = head.outline.events if head.outline is not None and head.outline.array else ()
+    return any(event.get("pid") in _AUTOGRAD_PROCESSES for event in events)
+
+
+# Names of the two processes that ``torch.autograd.profiler`` writes without Kineto.
+_AUTOGRAD_PROCESSES: Final = ("CPU functions", "CUDA functions")
 
 
 def _is_rocprof(head: Head) -> bool:
@@ -66,8 +87,14 @@ UNSUPPORTED_FILES: Final = (
     ),
     UnsupportedFile(
         "an execution trace of PyTorch (Chakra)",
-        f"which says what runs and not when: {_PROFILE}",
-        lambda head: head.has_field("nodes") and head.has_field("schema", "pid"),
+        f"which holds the graph of a rank's operators and no timeline: {_PROFILE}",
+        _is_chakra,
+    ),
+    UnsupportedFile(
+        "a trace of PyTorch's autograd profiler",
+        "which holds operators and neither their kernels' launches nor steps: "
+        f"{_PROFILE}, which PyTorch has since 1.8",
+        _is_autograd_profiler,
     ),
     UnsupportedFile(
         "Jaeger's JSON",

@@ -10,7 +10,8 @@ recorded twice, because a verdict on such a mixture would describe no real job.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations
@@ -76,11 +77,21 @@ class FileNames:
     """Rank and world size of a file, from the names of its session's files."""
 
     rank: int | None = None
-    # Number of ranks; known only if several files name all ranks from 0 on, each rank once.
+    # Number of ranks; known only if several files name all ranks from 0 on, equally often.
     world: int | None = None
+    place: int = 0  # index of the file among the session's files in natural order of their names
+    files: int = 1  # number of the session's files
 
 
 UNNAMED: Final = FileNames()
+
+
+# Numbers in names that are the rank where no word ``rank`` is there: ``worker0_step_12`` of
+# `tensorboard_trace_handler`, and ``…-TP-0.trace.json.gz`` or ``[TP02]`` of inference servers.
+_WORKER: Final = re.compile(r"(?<![a-z])worker[-_. =]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
+_COORDINATE: Final = re.compile(r"(?<![A-Za-z])(TP|PP|DP|CP)-?([0-9]{1,7})(?![0-9A-Za-z])")
+# Least form of coordinates: ``-TP-0`` or ``[TP02``; ``TP8`` elsewhere is a size.
+_COORDINATES: Final = re.compile(r"(?<![A-Za-z])(?:TP|PP|DP|CP)-[0-9]|\[(?:TP|PP|DP|CP)-?[0-9]")
 
 
 def rank_in(name: str) -> int | None:
@@ -90,18 +101,60 @@ def rank_in(name: str) -> int | None:
     --------
     >>> rank_in("job/rank_3/trace.json"), rank_in("host7_rank12.pt.trace.json.gz")
     (3, 12)
+    >>> rank_in("worker0_step_12.json"), rank_in("1718-TP-3.trace.json.gz"), rank_in("[TP02] 7")
+    (0, 3, 2)
     >>> rank_in("frank3.json") is None
     True
     """
-    ranks = _RANK.findall(name)
-    return int(ranks[-1]) if ranks else None
+    ranks = _RANK.findall(name) or _WORKER.findall(name)
+    return int(ranks[-1]) if ranks else _rank_of_coordinates(PurePosixPath(name).name)
 
 
-def names_of(name: str, among: Iterable[str]) -> FileNames:
-    """Return rank and world size of the file `name`; `among` are all file names of its session."""
-    ranks = [rank_in(other) for other in among]
-    complete = sorted(rank for rank in ranks if rank is not None) == list(range(len(ranks)))
-    return FileNames(rank_in(name), len(ranks) if complete and len(ranks) > 1 else None)
+def _rank_of_coordinates(name: str) -> int | None:
+    """Return the rank that coordinates in a name imply without the sizes; None if they do not.
+
+    Tensor-parallel ranks vary fastest.
+    """
+    if _COORDINATES.search(name) is None:
+        return None
+    numbers = {dimension: int(number) for dimension, number in _COORDINATE.findall(name)}
+    if len(numbers) == 1:
+        return next(iter(numbers.values()))
+    tensor = numbers.pop("TP", None)
+    return tensor if not any(numbers.values()) else None
+
+
+def names_of(names: Sequence[str]) -> Mapping[str, FileNames]:
+    """Return rank and world size of each file of a session by its name."""
+    ranks, world = _ranks_of(names), world_of(names)
+    return {
+        name: FileNames(ranks[name], world, place, len(ranks))
+        for place, name in enumerate(sorted(names, key=natural_key))
+    }
+
+
+def world_of(names: Sequence[str]) -> int | None:
+    """Return the number of ranks if names of files name all from 0 on, equally often; else None.
+
+    Ranks that write a file for each step have several files.
+    """
+    files = Counter(_ranks_of(names).values())
+    ranks = [rank for rank in files if rank is not None]
+    complete = len(ranks) == len(files) > 1 and sorted(ranks) == list(range(len(ranks)))
+    return len(ranks) if complete and len(set(files.values())) == 1 else None
+
+
+def _ranks_of(names: Sequence[str]) -> Mapping[str, int | None]:
+    """Return the rank of each file by its name.
+
+    A number of a worker is no rank if several files of a step have it, as those of the processes of
+    a pod, ``job-worker-3_4711.json``.
+    """
+    ranks = {name: rank_in(name) for name in names}
+    workers = {name: (ranks[name], number_in(name)) for name in names if not _RANK.search(name)}
+    counts = Counter(workers.values())
+    shared = {name for name, worker in workers.items() if counts[worker] > 1}
+    return {name: None if name in shared else rank for name, rank in ranks.items()}
 
 
 # Starts of a step that differ by more than both of these bounds are from two recordings. The clocks

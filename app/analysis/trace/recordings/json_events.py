@@ -1,4 +1,4 @@
-"""Reader of JSON longer than memory, item by item, and checked access to its events.
+"""Reader of JSON longer than memory, item by item.
 
 A profiler writes an object with fields and one array of events, or only this array, on one line or
 on millions of lines. Fields are read whole, array items one at a time; one piece of text and one
@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from app.analysis.trace.compression import read_text
-from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
-from app.errors import Fault
+from app.analysis.trace.limits import MIB, Limits, refuse, refuse_body
+from app.analysis.trace.recordings.events import Event, event_of
+from app.errors import Fault, InvalidTraceError
 
 # Maximum number of characters of an event; an event with its call stack and tensor shapes has some
 # kilobytes.
@@ -49,6 +50,59 @@ _STRING_OR_NO_VALUE: Final = re.compile(
 )
 
 
+# Most characters that are scanned in vain in search of the items behind those that are no JSON, in
+# one text, so that a text of broken items costs no more than its length and this number.
+_MOST_SCANNED: Final = 64 * MIB
+_BETWEEN_OBJECTS: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
+_END_OF_ARRAY: Final = re.compile(r"\}[ \t\n\r]*(?=\][ \t\n\r]*(?:[,}]|\Z))")
+# Maximum number of characters between two items where one of them is no JSON.
+_MOST_BETWEEN: Final = 256
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_FIRST_WINDOW: Final = 1024  # characters of a candidate for an item that are scanned first
+# Maximum number of characters that a scanner may need behind an error's place to change its mind.
+_LOOKAHEAD: Final = len("-Infinity")
+
+
+# Most faulty items that are left out: this number, or this share of all items.
+_FEW_FAULTS: Final = 10
+_FEW_OF_ALL: Final = 0.05
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Faulty items of an array that are left out, as events with unescaped quotes in a name.
+
+    Parameters
+    ----------
+    is_item : callable
+        Returns whether an object is an item of the array; else it is inside an item that is no
+        JSON.
+    """
+
+    is_item: Callable[[Mapping[str, object]], bool]
+    count: int = 0
+    items: int = 0  # all items that were read
+    scanned: int = 0  # characters scanned in vain
+    replaced: int = 0  # bytes that are not UTF-8
+    first: InvalidTraceError | None = None
+
+    def leave_out(self, error: InvalidTraceError, count: int = 1) -> None:
+        """Count items that are left out because of an error."""
+        self.count += count
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Refuse a text with many faulty items.
+
+        Raises
+        ------
+        InvalidTraceError
+            The first of them.
+        """
+        if self.first is not None and self.count > max(_FEW_FAULTS, _FEW_OF_ALL * self.items):
+            raise self.first
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of the outermost JSON object."""
@@ -65,13 +119,14 @@ class Item:
     value: object
 
 
-def read_items(
+def read_items(  # noqa: PLR0913 - options of the reader of a format
     body: Path | bytes,
     limits: Limits,
     arrays: frozenset[str],
     *,
     longest_item: int = MAX_ITEM_CHARS,
     batches: TakeBatch | None = None,
+    skipped: Skipped | None = None,
 ) -> Iterator[Field | Item]:
     """Yield the fields of a JSON object and the items of its long arrays, or an array's items.
 
@@ -87,6 +142,8 @@ def read_items(
         Most characters of an item.
     batches : callable, optional
         Takes items in batches; accepted ones are not yielded.
+    skipped : Skipped, optional
+        Counts items that are no JSON, which are left out; else they are refused.
 
     Raises
     ------
@@ -96,7 +153,7 @@ def read_items(
     BodyTooLargeError
         `body.too_large`.
     """
-    text = _Text(body, limits, longest_item)
+    text = _Text(body, limits, longest_item, skipped)
     opening = text.next_char()
     while opening:
         if opening == "[":
@@ -155,10 +212,20 @@ def _object(
 class _Text:
     """Cursor in JSON text that arrives in pieces."""
 
-    def __init__(self, body: Path | bytes, limits: Limits, longest_item: int) -> None:
+    def __init__(
+        self,
+        body: Path | bytes,
+        limits: Limits,
+        longest_item: int,
+        skipped: Skipped | None = None,
+    ) -> None:
         self._longest_item = longest_item
+        self._skipped = skipped
         self._pieces = read_text(body, limits)
-        self._decode = codecs.getincrementaldecoder("utf-8")("strict")
+        # In a text whose faulty items may be left out, bytes that are not UTF-8 are replaced: they
+        # are in names, since JSON's own characters are ASCII.
+        errors = "strict" if skipped is None else "replace"
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors)
         self._scan = json.JSONDecoder(
             parse_float=Decimal, parse_constant=float, strict=False
         ).raw_decode
@@ -199,7 +266,7 @@ class _Text:
                 taken, one_by_one = self._batch(batches, index)
                 index += taken
                 self._item = index
-            yield Item(index, self.value(self._longest_item))
+            yield from self._next_item(index)
             one_by_one = max(one_by_one - 1, 0)
             end = self._at
             char = self.next_char()
@@ -208,15 +275,86 @@ class _Text:
                 return
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
-            if not index and batches is not None:
-                comma = self._at
-                if self.next_char() == "{":
-                    self.back()
-                    between = self._buffer[comma - 1 : self._at]
-                    if end < comma and not between.strip(_SPACE + ","):
-                        self._between = "}" + between + "{"
+            if batches is not None and not self._between:
+                self._find_between(end)
             index += 1
             self._item = index
+            if self._skipped is not None:
+                self._skipped.items = index
+
+    def _next_item(self, index: int) -> Iterator[Item]:
+        """Yield the item at the cursor, unless it is no JSON and may be left out."""
+        try:
+            yield Item(index, self.value(self._longest_item))
+        except InvalidTraceError as error:
+            count = 0 if self._skipped is None else self._skip(self._skipped)
+            if self._skipped is None or not count:
+                raise
+            self._skipped.leave_out(error, count)
+
+    def _find_between(self, end: int) -> None:
+        """Set the text between two items from that behind the first one, which ended at `end`."""
+        comma = self._at
+        if self.next_char() == "{":
+            self.back()
+            between = self._buffer[comma - 1 : self._at]
+            if end < comma and not between.strip(_SPACE + ","):
+                self._between = "}" + between + "{"
+
+    def _skip(self, skipped: Skipped) -> int:
+        """Move to the end of an item that is no JSON, and of those behind it that are none.
+
+        An item ends where an object ends and the next item, or the end of the array, follows.
+
+        Returns
+        -------
+        int
+            Number of objects that are left out; 0 if no end is found.
+        """
+        begin = 0  # where the search goes on, from the cursor on
+        count = 1
+        while True:
+            match = _BETWEEN_OBJECTS.search(self._buffer, self._at + begin)
+            if match is None:
+                length = len(self._buffer) - self._at
+                begin = max(begin, length - _MOST_BETWEEN)
+                if length <= self._longest_item and self._more():
+                    continue
+                ends = [end.start() for end in _END_OF_ARRAY.finditer(self._buffer, self._at)]
+                if not (self._ended and ends):
+                    return 0
+                self._at = ends[-1] + 1
+                break
+            begin = match.start() + 1 - self._at
+            if begin > self._longest_item or skipped.scanned > _MOST_SCANNED:
+                return 0
+            if self._is_item_at(match.end() - self._at, skipped):
+                self._at += begin
+                break
+            count += 1
+        return count
+
+    def _is_item_at(self, place: int, skipped: Skipped) -> bool:
+        """Return whether an item of the array begins at a place behind the cursor."""
+        # The scanner gets little text, because its errors count the lines before their place.
+        window = _FIRST_WINDOW
+        while skipped.scanned <= _MOST_SCANNED:
+            at = self._at + place
+            text = self._buffer[at : at + window]
+            try:
+                value, end = self._scan(text, 0)
+            except (ValueError, InvalidOperation, RecursionError) as error:
+                skipped.scanned += 1 + getattr(error, "pos", len(text))
+                final = isinstance(error, json.JSONDecodeError) and _is_final(error, len(text))
+                if final or len(text) > self._longest_item:
+                    return False
+                window *= 2
+                if len(text) < window // 2 and not self._more():
+                    return False
+            else:
+                skipped.scanned += end
+                return isinstance(value, dict) and skipped.is_item(value)
+        return False
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
         """Pass the next items as a batch to the `batches` callback of `read_items`.
@@ -261,9 +399,11 @@ class _Text:
             except (ValueError, InvalidOperation) as error:
                 if isinstance(error, json.JSONDecodeError) and self._respell_floats(error):
                     continue
-                # The error may come from a value that continues in the next piece; only at the end
-                # of the text is it final.
-                if not self._longer(wanted, longest):
+                # The error may come from a value that continues in the next piece.
+                final = isinstance(error, json.JSONDecodeError) and _is_final(
+                    error, len(self._buffer)
+                )
+                if final or not self._longer(wanted, longest):
                     self._refuse_value(error)
             else:
                 # A number that ends with the buffer may continue in the next piece of text.
@@ -295,16 +435,14 @@ class _Text:
     def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
         if isinstance(error, json.JSONDecodeError):
             cut = error.pos >= len(self._buffer) or error.msg.startswith("Unterminated string")
-            if cut:
-                self._at = len(self._buffer)
-            self.refuse_json(error.msg)
+            self.refuse_json(error.msg, cut=cut)
         if isinstance(error, InvalidOperation):
             self.refuse_json("a number's exponent is beyond all exponents")
         self.refuse_json(str(error)[:80])
 
-    def refuse_json(self, message: str) -> NoReturn:
-        """Refuse the text because of a fault at the cursor."""
-        if self._ended and self._at >= len(self._buffer):
+    def refuse_json(self, message: str, *, cut: bool = False) -> NoReturn:
+        """Refuse the text because of a fault at the cursor; `cut` if it is the end of the text."""
+        if self._ended and (cut or self._at >= len(self._buffer)):
             inside = "" if self._item is None else f", in event {self._item}"
             refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
         where = "" if self._item is None else f"event {self._item} "
@@ -330,6 +468,9 @@ class _Text:
                 text = self._decode.decode(piece or b"", final=self._ended)
             except UnicodeDecodeError as error:
                 refuse_body("corrupt", f"the text is not UTF-8: {error.reason}")
+            if self._skipped is not None:
+                replaced = text.count(_REPLACEMENT) - (piece or b"").count(_REPLACEMENT.encode())
+                self._skipped.replaced += max(replaced, 0)
             if text:
                 self._buffer = self._buffer[self._at :] + text
                 self._at = 0
@@ -337,201 +478,9 @@ class _Text:
         return False
 
 
-NS_PER_US: Final = 1000
-# Largest power of ten of a time: larger numbers are no times, and take much memory as integers.
-_MAX_POWER: Final = 30
-
-
-class Event:
-    """An event of a recording, with checked access to its fields.
-
-    Parameters
-    ----------
-    index : int
-        0-based position in the recording.
-    fields : mapping
-        As parsed from JSON, fractions as `decimal.Decimal`.
-    """
-
-    __slots__ = ("fields", "index")
-
-    def __init__(self, index: int, fields: Mapping[str, Any]) -> None:
-        self.index = index
-        self.fields = fields
-
-    @property
-    def args(self) -> Event:
-        """Return the event's arguments; empty if it has none."""
-        args = self.fields.get("args")
-        return Event(self.index, args if isinstance(args, dict) else {})
-
-    def text(self, key: str) -> str:
-        """Return the text under a key; "" if it is missing or null.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.wrong_type`.
-        """
-        value = self.fields.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            self._refuse(key, "text")
-        return value
-
-    def integer(self, key: str) -> int:
-        """Return the 64-bit integer under a key, which may also be written as text.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.missing_key`, `trace.wrong_type`, `trace.integer_overflow`.
-        """
-        value = self.optional_integer(key)
-        if value is None:
-            message = f"event {self.index} has no {key}"
-            refuse([Fault("missing_key", message, row=self.index, column=key)])
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        """Return the 64-bit integer under a key; None if it is missing or null.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.wrong_type`, `trace.integer_overflow`.
-        """
-        value = self.fields.get(key)
-        if value is None:
-            return None
-        if isinstance(value, str):
-            value = _number(value)
-        if isinstance(value, Decimal) and value.adjusted() < _MAX_POWER and value % 1 == 0:
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self._refuse(key, "an integer")
-        if not -(1 << 63) <= value < 1 << 63:
-            self._refuse_size(key)
-        return value
-
-    def name(self, key: str) -> int | str:
-        """Return the value under a key that names a process, thread or stream, for dictionaries.
-
-        Python hashes integers modulo 2^61 - 1: integers beyond 64 bits may have equal hashes, and a
-        dictionary of n such keys takes n² steps to build.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.integer_overflow`.
-        """
-        value = self.fields.get(key)
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            self._refuse_size(key)
-        return value if isinstance(value, int | str) else str(value)
-
-    def optional_identifier(self, key: str) -> int | None:
-        """Return the 64-bit identifier under a key as a signed integer; None if it is missing.
-
-        Recorders write identifiers with a sign or without it.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.wrong_type`, `trace.integer_overflow`.
-        """
-        value = self.fields.get(key)
-        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:
-            return value - (1 << 64)
-        return self.optional_integer(key)
-
-    def duration_ns(self, key: str, scale: int) -> int:
-        """Return the duration under a key in ns, rounded, and clipped to `MAX_TIME_NS`.
-
-        Clipping is needed because profilers now and then record durations of centuries; such an
-        operation is no reason to refuse the recording.
-        """
-        value = self.fields.get(key)
-        if isinstance(value, Decimal) and value and value.adjusted() >= _MAX_POWER:
-            return MAX_TIME_NS if value > 0 else -MAX_TIME_NS
-        return max(-MAX_TIME_NS, min(MAX_TIME_NS, self._nanoseconds(key, scale)))
-
-    def nanoseconds(self, key: str, scale: int) -> int:
-        """Return the time under a key in ns, rounded to the nearest integer.
-
-        Parameters
-        ----------
-        scale : int
-            Nanoseconds in the unit of the recording.
-
-        Raises
-        ------
-        InvalidTraceError
-            `trace.missing_key`, `trace.wrong_type`, `trace.not_finite`, `trace.time_overflow`.
-        """
-        nanoseconds = self._nanoseconds(key, scale)
-        if abs(nanoseconds) > MAX_TIME_NS:
-            self._refuse_time(key)
-        return nanoseconds
-
-    def _nanoseconds(self, key: str, scale: int) -> int:
-        value = self.fields.get(key)
-        if value is None:
-            message = f"event {self.index} has no {key}"
-            refuse([Fault("missing_key", message, row=self.index, column=key)])
-        if isinstance(value, str):
-            value = _number(value)
-        if isinstance(value, float):
-            message = f"the {key} of event {self.index} is {value}"
-            refuse([Fault("not_finite", message, row=self.index, column=key)])
-        if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            self._refuse(key, "a time")
-        if isinstance(value, Decimal):
-            # The test for zero comes first because a zero may have any exponent.
-            if value and value.adjusted() >= _MAX_POWER:
-                self._refuse_time(key)
-            return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
-        return value * scale
-
-    def _refuse(self, key: str, expected: str) -> NoReturn:
-        message = f"the {key} of event {self.index} is not {expected}"
-        refuse([Fault("wrong_type", message, row=self.index, column=key)])
-
-    def _refuse_size(self, key: str) -> NoReturn:
-        message = f"the {key} of event {self.index} does not fit in 64 bits"
-        refuse([Fault("integer_overflow", message, row=self.index, column=key)])
-
-    def _refuse_time(self, key: str) -> NoReturn:
-        message = f"the {key} of event {self.index} is beyond all times"
-        refuse([Fault("time_overflow", message, row=self.index, column=key)])
-
-
-def _number(text: str) -> int | Decimal | str:
-    """Return the number in a text, or the text itself if it is not a number.
-
-    Exporters write 64-bit integers as text.
-    """
-    if len(text) > _MAX_POWER or not text.isascii():
-        return text
-    body = text.removeprefix("-")
-    if body.isdecimal():
-        return int(text)
-    whole, _, fraction = body.partition(".")
-    return Decimal(text) if whole.isdecimal() and fraction.isdecimal() else text
-
-
-def event_of(index: int, value: object) -> Event:
-    """Return an array item as an event.
-
-    Raises
-    ------
-    InvalidTraceError
-        `trace.bad_event`: the item is no object.
-    """
-    if not isinstance(value, dict):
-        refuse([Fault("bad_event", f"event {index} is no object", row=index)])
-    return Event(index, value)
+def _is_final(error: json.JSONDecodeError, length: int) -> bool:
+    """Return whether more text than `length` characters would not change a scanner's error."""
+    return not error.msg.startswith("Unterminated string") and error.pos < length - _LOOKAHEAD
 
 
 def read_events(body: Path | bytes, limits: Limits) -> Iterator[Event]:

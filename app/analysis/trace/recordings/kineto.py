@@ -8,37 +8,42 @@ several ranks for a viewer put the rank into the number of a process (``[Rank 3]
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.analysis.trace.limits import MAX_WORLD, Limits, refuse_body
+import numpy as np
+
+from app.analysis.trace.limits import MAX_TIME_NS, MAX_WORLD, Limits, refuse_body
+from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
-from app.analysis.trace.recordings.json_events import (
-    NS_PER_US,
-    Event,
-    Field,
-    Item,
-    event_of,
-    read_items,
+from app.analysis.trace.recordings.annotations import (
+    OPTIMIZER_STEP,
+    STEP,
+    add_annotation,
+    identifier,
+    kind_of_range,
+    work_of,
 )
-from app.analysis.trace.recordings.kineto_columns import Batches, Kind
-from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX, OwnRanges
+from app.analysis.trace.recordings.events import NS_PER_US, Event, event_of
+from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
+from app.analysis.trace.recordings.json_events import Field, Item, Skipped, read_items
+from app.analysis.trace.recordings.kineto_columns import Batches, Kind, events_of
+from app.analysis.trace.recordings.labels import OwnRanges
+from app.analysis.trace.recordings.profiler.contents import Gap, NameCounter, Names
 from app.analysis.trace.recordings.profiler.labelled_pipeline import ATTACH, Advice
 from app.analysis.trace.recordings.profiler.process_groups import Group
 from app.analysis.trace.recordings.profiler.reader import decode_scan
 from app.analysis.trace.recordings.profiler.scan import (
     Activity,
-    Issue,
-    Mark,
     Scan,
     Span,
-    Work,
     collective_of,
-    plain_name,
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
+from app.errors import InvalidTraceError
 
 # Maximum number of processes of one file. A file for a viewer has some dozens of processes, a
 # machine has thousands.
@@ -183,7 +188,6 @@ def _is_rank(text: str) -> bool:
 
 
 _ANNOTATIONS: Final = frozenset({"user_annotation", "cpu_op", "Operator"})
-_OWN: Final = "user_annotation"
 # Category of a user annotation's copy on the device's track, which lasts from the first to the last
 # kernel launched in the annotation.
 _OWN_ON_DEVICE: Final = "gpu_user_annotation"
@@ -200,38 +204,9 @@ _ACTIVITIES: Final = {
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), Activity.COPY),
     **dict.fromkeys(("gpu_memset", "Memset"), Activity.SET),
 }
-# Name of the range that a process group's backend records for each finished collective or transfer.
-_BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
-_STEP: Final = "ProfilerStep#"
-_OPTIMIZER: Final = "Optimizer.step#"
-# Name of the range in which autograd runs the backward of one graph node.
-_GRADIENT: Final = "autograd::engine::evaluate_function"
-# Names of calls of collectives: prefix of the calls by PyTorch's dispatcher, and name of the call
-# that each backend records.
-_ISSUED: Final = "c10d::"
-_COMMUNICATES: Final = "record_param_comms"
-# Prefixes of framework ranges that identify the parts of a step in a recording without labels.
-_MARKS: Final = (
-    "DistributedDataParallel.forward",
-    "FSDP::",
-    "FullyShardedDataParallel.",
-    "Optimizer.zero_grad#",
-    "## ",
-    # `ScheduleGPipe` appends the number of the microbatch to this prefix.
-    "Forward ",
-    "Backward ",
-)
-# Prefixes of ranges that are kept as objects; other ranges are only packed into tables.
-_ALONE: Final = (
-    TORCH_PREFIX,
-    OWN_PREFIX,
-    LOADER_PREFIX,
-    _STEP,
-    _OPTIMIZER,
-    _ISSUED,
-    _COMMUNICATES,
-    *_MARKS,
-)
+_KERNELS: Final = frozenset({"kernel", "Kernel"})
+# Event categories of what the host does, which may explain a gap of the device.
+_ON_HOST: Final = _OPERATORS | _LAUNCHES | {"python_function", "user_annotation"}
 _KIND_OF_ACTIVITY: Final = {
     Activity.KERNEL: Kind.KERNEL,
     Activity.COPY: Kind.COPY,
@@ -241,16 +216,16 @@ _KIND_OF_ACTIVITY: Final = {
 _CHECKED_EVERY: Final = 256
 _ADVICE: Final = Advice(
     no_labels=(
-        "no range is labelled as an operation, and no training of data-parallel ranks without a "
-        "pipeline is seen: Schedule1F1B is not labelled by PyTorch, and without CPU activities "
-        f"there is no backward. {ATTACH[:1].upper()}{ATTACH[1:]}, which labels "
-        'them, or with torch.profiler.record_function("paceline:fwd:mb=0")'
+        f"{ATTACH[:1].upper()}{ATTACH[1:]}, which labels them, or with "
+        'torch.profiler.record_function("paceline:fwd:mb=0")'
     ),
     unknown_rank=(
         "the recording does not say which rank it is of: start the profiler after "
-        "torch.distributed.init_process_group, which writes distributedInfo"
+        "torch.distributed.init_process_group, which writes distributedInfo, or name the file by "
+        "its rank, rank0.json. A job of one rank has a metadata file with dp: 1 and pp: 1 (--meta)"
     ),
     no_kernel="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+    host_events="Profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
 )
 
 
@@ -283,15 +258,109 @@ def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
     InvalidTraceError, InvalidMetadataError, BodyTooLargeError
         See `scan_kineto` and `decode_scan`.
     """
-    processes = Processes()
-    scan = scan_kineto(body, limits, own, processes)
+    processes, skipped = Processes(), skipping()
+    scan = scan_kineto(body, limits, own, processes, skipped)
     if len(processes.stepping) > 1:
-        return _decode_ranks(body, meta, limits, own, processes)
+        recording = _decode_ranks(body, meta, limits, own, processes)
+    else:
+        recording = _decode_rank(scan, body, meta, limits, names, part=part)
+    counts = {_FAULTY: skipped.count, _NOT_UTF8: skipped.replaced}
+    lost = [Unmapped(what, count, None) for what, count in counts.items() if count]
+    return replace(recording, unmapped=total((*recording.unmapped, *lost))) if lost else recording
+
+
+_NOT_UTF8: Final = "characters of names that are not UTF-8"
+_FAULTY: Final = "faulty events, such as those with a name whose quotes are not escaped"
+
+
+# Codes of faults of single events.
+_FAULTS: Final = frozenset(
+    f"trace.{code}"
+    for code in (
+        *("bad_event", "missing_key", "wrong_type"),
+        *("not_finite", "time_overflow", "integer_overflow"),
+    )
+)
+
+
+@contextmanager
+def tolerating(skipped: Skipped | None) -> Iterator[None]:
+    """Leave out an event whose fields are malformed."""
+    try:
+        yield
+    except InvalidTraceError as error:
+        if skipped is None or error.stable_code not in _FAULTS:
+            raise
+        skipped.leave_out(error)
+
+
+def skipping() -> Skipped:
+    """Return a counter of the faulty events of a file."""
+    return Skipped(lambda value: "ph" in value)
+
+
+def _decode_rank(  # noqa: PLR0913 - facts of the file
+    scan: Scan,
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    names: FileNames,
+    *,
+    part: bool,
+) -> Recording:
+    """Decode the file of one rank."""
     if scan.rank is None:
         scan.rank = names.rank
     if scan.world is None:
         scan.world = names.world
-    return decode_scan(scan, meta, limits, _ADVICE, part=part)
+    return decode_scan(scan, meta, limits, _ADVICE, part=part, find_names=_Names(body, limits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Finder of the names in a file: see `FindNames`."""
+
+    body: Path | bytes
+    limits: Limits
+
+    def __call__(self, gaps: Sequence[Gap], on_device: bool) -> Names:  # noqa: FBT001 - a `FindNames`
+        counter, skipped = NameCounter(gaps), skipping()
+        counted = _KERNELS if on_device else _OPERATORS
+
+        def take_batch(lines: str, count: int, _index: int) -> bool:
+            events = events_of(lines, count)
+            if events is None:
+                return False
+            chosen = events.complete & events.of_categories(counted)
+            calls = np.bincount(events.name[chosen], minlength=len(events.names))
+            totals = np.bincount(events.name[chosen], events.duration[chosen], len(events.names))
+            for number in np.flatnonzero(calls).tolist():
+                counter.count(events.names[number], int(calls[number]), int(totals[number]))
+            ends = events.start + np.clip(events.duration, 0, MAX_TIME_NS >> 1)
+            on_host = events.complete & events.usable & events.of_categories(_ON_HOST)
+            for row in np.flatnonzero(on_host)[
+                counter.in_gaps(events.start[on_host], ends[on_host])
+            ]:
+                name, category = events.name[row], events.categories[events.category[row]]
+                start, end = int(events.start[row]), int(ends[row])
+                counter.call(events.names[name], start, end, runtime=category in _LAUNCHES)
+            return True
+
+        arrays = frozenset({EVENTS})
+        for item in read_items(self.body, self.limits, arrays, batches=take_batch, skipped=skipped):
+            if isinstance(item, Field):
+                continue
+            with tolerating(skipped):
+                event = event_of(item.index, item.value)
+                category = event.text("cat")
+                if event.fields.get("ph") != "X" or category not in counted | _ON_HOST:
+                    continue
+                name, span = event.text("name"), _span(event)
+                if category in counted:
+                    counter.count(name, 1, span.end - span.start)
+                if category in _ON_HOST and not name.startswith(STEP):
+                    counter.call(name, span.start, span.end, runtime=category in _LAUNCHES)
+        return counter.names()
 
 
 def _decode_ranks(
@@ -303,18 +372,21 @@ def _decode_ranks(
 ) -> Recording:
     """Decode a file that was merged from the files of several ranks."""
     scans = {rank: Scan(own=None if own is None else own.reader()) for rank in processes.ranks()}
-    whole = Scan()
-    for item in read_items(body, limits, frozenset({EVENTS})):
+    whole, skipped = Scan(), skipping()
+    for item in read_items(body, limits, frozenset({EVENTS}), skipped=skipped):
         if isinstance(item, Field):
             take_header(whole, item)
             continue
-        rank = processes.rank_of(event_of(item.index, item.value))
-        if rank in scans:
+        with tolerating(skipped):
+            rank = processes.rank_of(event_of(item.index, item.value))
+            if rank not in scans:
+                continue
             _take(scans[rank], item)
             if item.index % _CHECKED_EVERY == 0:
                 scans[rank].check_counts(limits)
     recordings = []
     for rank, scan in scans.items():
+        scan.use_nodes()
         scan.base_ns, scan.gpu, scan.rank = whole.base_ns, whole.gpu, rank
         scan.world = len(scans) if whole.world is None else whole.world
         # The fields of a merged file describe only one of its ranks, so the other ranks' process
@@ -324,7 +396,9 @@ def _decode_ranks(
             scan.groups = whole.groups
         else:
             scan.others_groups = whole.groups
-        recordings.append(decode_scan(scan, meta, limits, _ADVICE, part=True))
+        recordings.append(
+            decode_scan(scan, meta, limits, _ADVICE, part=True, find_names=_Names(body, limits))
+        )
     return joined_recordings(recordings)
 
 
@@ -333,34 +407,45 @@ def scan_kineto(
     limits: Limits,
     own: OwnRanges | None = None,
     processes: Processes | None = None,
+    skipped: Skipped | None = None,
 ) -> Scan:
     """Return the scan of a Kineto file, and add its steps and process names to `processes`.
+
+    Faulty events are left out and counted in `skipped`, if it is given.
 
     Raises
     ------
     InvalidTraceError
-        The text is not JSON, or an event is malformed, with its position.
+        The text is not JSON; an event, or many events, are malformed, with the first position.
     BodyTooLargeError
         `body.too_large`, `body.too_many_rows`.
     """
     scan = Scan(own=None if own is None else own.reader())
 
+    def take(item: Item) -> None:
+        with tolerating(skipped):
+            _take(scan, item, processes)
+
     def take_batch(lines: str, count: int, index: int) -> bool:
         scan.check_counts(limits)
         return batches(lines, count, index)
 
-    batches = Batches(scan, _kind_of, lambda item: _take(scan, item, processes))
+    batches = Batches(scan, _kind_of, take)
     # Batches skip the names of most ranges, but patterns of the job must be matched against every
     # name.
     batch_taker = take_batch if own is None else None
-    for item in read_items(body, limits, frozenset({EVENTS}), batches=batch_taker):
+    arrays = frozenset({EVENTS})
+    for item in read_items(body, limits, arrays, batches=batch_taker, skipped=skipped):
         if isinstance(item, Item):
-            _take(scan, item, processes)
+            take(item)
             if item.index % _CHECKED_EVERY == 0:
                 scan.check_counts(limits)
         else:
             take_header(scan, item)
+    if skipped is not None:
+        skipped.check()
     scan.check_counts(limits)
+    scan.use_nodes()
     return scan
 
 
@@ -374,9 +459,12 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
         return
     category = event.text("cat")
     if category in _ANNOTATIONS:
-        if processes is not None and event.text("name").startswith(_STEP):
+        name = event.text("name")
+        if processes is not None and name.startswith((STEP, OPTIMIZER_STEP)):
             processes.step(event)
-        _take_annotation(scan, event, category)
+        operator = category in _OPERATORS
+        thread = _thread(scan, event)
+        add_annotation(scan, name, _span(event), thread, event.args, operator=operator)
     elif category in _LAUNCHES:
         number = event.args.optional_identifier("correlation")
         if number is not None:
@@ -389,8 +477,8 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
         if collective is not None:
             work = len(scan.works)
             name = args.text("Collective name") or collective
-            scan.works.append(_work(name, args, span, on_device=True))
-        correlation, external = _number(args, "correlation"), _number(args, "External id")
+            scan.works.append(work_of(name, args, span, on_device=True))
+        correlation, external = identifier(args, "correlation"), identifier(args, "External id")
         at = scan.thread(("stream", args.name("device"), args.name("stream")))
         scan.kernels.add(span, correlation, external, work, at, activity)
     elif category == _OWN_ON_DEVICE:
@@ -407,89 +495,11 @@ def _kind_of(category: str, name: str) -> Kind:
         return Kind.ALONE if collective else _KIND_OF_ACTIVITY[activity]
     if category not in _ANNOTATIONS:
         return Kind.NOT
-    if name.startswith(_ALONE) or _BACKEND.fullmatch(name):
-        return Kind.ALONE
-    if name.startswith(_GRADIENT):
-        return Kind.GRADIENT
-    return Kind.OPERATOR if category in _OPERATORS else Kind.RANGE
-
-
-def _take_annotation(scan: Scan, event: Event, category: str) -> None:
-    name = event.text("name")
-    if scan.own is not None and scan.add_own_range(name, _span(event)):
-        return
-    if name.startswith((TORCH_PREFIX, OWN_PREFIX, LOADER_PREFIX, _STEP)):
-        scan.add_range(name, _span(event), _thread(scan, event))
-        return
-    if name.startswith(_OPTIMIZER):
-        scan.optimizers.append(_span(event))
-    elif backend := _BACKEND.fullmatch(name):
-        scan.works.append(_work(backend[1], event.args, _span(event), on_device=False))
-        return
-    elif scan.own is not None and category == _OWN:
-        scan.own.miss(name)
-    _take_called(scan, event, category)
-
-
-def _take_called(scan: Scan, event: Event, category: str) -> None:
-    """Add an operator, a call of a collective, or a framework range to the scan."""
-    name = event.text("name")
-    number = event.args.optional_identifier("External id")
-    thread = _thread(scan, event)
-    if name.startswith(_GRADIENT):
-        scan.gradients.add(_span(event), thread)
-        scan.add_operator(_span(event), thread)
-    elif name.startswith((_ISSUED, _COMMUNICATES)):
-        args = event.args
-        scan.issues.append(
-            Issue(
-                plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
-                args.text("Process Group Name"),
-                args.text("Process Group Description"),
-                args.optional_integer("Seq"),
-                _span(event),
-                thread,
-                _number(args, "External id"),
-                args.optional_integer("Group size"),
-                _peer(args),
-            )
-        )
-    elif name.startswith((_OPTIMIZER, *_MARKS)):
-        scan.marks.append(Mark(name, _span(event), thread))
-    elif category in _OPERATORS:
-        scan.add_operator(_span(event), thread)
-    if number is not None and not name.startswith(_OPTIMIZER):
-        scan.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
+    return kind_of_range(name, operator=category in _OPERATORS)
 
 
 def _thread(scan: Scan, event: Event) -> int:
     return scan.thread((event.name("pid"), event.name("tid")))
-
-
-def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:
-    return Work(
-        plain_name(name),
-        args.text("Process Group Name"),
-        args.text("Process Group Description"),
-        args.optional_integer("Seq"),
-        span,
-        on_device,
-        _number(args, "correlation"),
-        _number(args, "External id"),
-        args.optional_integer("Group size"),
-        _peer(args),
-    )
-
-
-def _peer(args: Event) -> int | None:
-    ends = (args.optional_integer(key) for key in ("Dst Rank", "Src Rank"))
-    # PyTorch records -1 for the recording rank itself.
-    return next((rank for rank in ends if rank is not None and rank >= 0), None)
-
-
-def _number(args: Event, key: str) -> int:
-    number = args.optional_identifier(key)
-    return -1 if number is None else number
 
 
 def _span(event: Event) -> Span:

@@ -8,7 +8,7 @@ collectives, and files that Arrow cannot read as columns, are read event by even
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any, Final
@@ -93,6 +93,11 @@ class Events:
         # `combine_chunks` copies nothing here, because the table has a single chunk.
         args: Any = self.table.column("args").combine_chunks()
         return _whole(args.field(name), -1)
+
+    def of_categories(self, wanted: Collection[str]) -> NDArray[np.bool_]:
+        """Return whether each event is of one of the categories."""
+        numbers = [at for at, category in enumerate(self.categories) if category in wanted]
+        return np.isin(self.category, numbers)
 
     def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the index and fields of the given events, with the arguments in `_ARGS` only."""
@@ -201,7 +206,8 @@ class Kind(IntEnum):
     LAUNCH = auto()
     RANGE = auto()  # only the external id is kept
     OPERATOR = auto()
-    GRADIENT = auto()  # a node of autograd
+    NODE = auto()  # the operator of a node of autograd
+    GRADIENT = auto()  # the range around a node of autograd
     KERNEL = auto()
     COPY = auto()
     SET = auto()
@@ -275,9 +281,11 @@ class Batches:
         called = (kinds >= Kind.RANGE) & (kinds <= Kind.GRADIENT)
         named = called & (external != -1)
         scan.operators.table.extend(events.start[named], external[named], thread[named])
-        nodes = kinds == Kind.GRADIENT
-        scan.gradients.table.extend(events.start[nodes], events.duration[nodes], thread[nodes])
-        self._outer(events, (kinds == Kind.OPERATOR) | nodes, thread)
+        for kind, table in ((Kind.NODE, scan.nodes.table), (Kind.GRADIENT, scan.gradients.table)):
+            mine = kinds == kind
+            table.extend(events.start[mine], events.duration[mine], thread[mine])
+        operators = (kinds >= Kind.OPERATOR) & (kinds <= Kind.GRADIENT)
+        self._outer(events, operators, thread)
         on_device = kinds >= Kind.KERNEL
         device, stream = (events.argument(name)[on_device] for name in ("device", "stream"))
         pairs, places = np.unique(np.stack([device, stream], axis=1), axis=0, return_inverse=True)

@@ -29,7 +29,8 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
-from app.analysis.trace.recordings.json_events import NS_PER_US, Event, read_events
+from app.analysis.trace.recordings.events import NS_PER_US, Event
+from app.analysis.trace.recordings.json_events import read_events
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 

@@ -16,12 +16,8 @@ from typing import Final, NoReturn
 from app.analysis.trace.limits import NS_PER_S, Limits, refuse
 from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.recordings.json_events import (
-    NS_PER_US,
-    Event,
-    event_of,
-    read_values,
-)
+from app.analysis.trace.recordings.events import NS_PER_US, Event, event_of
+from app.analysis.trace.recordings.json_events import read_values
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 

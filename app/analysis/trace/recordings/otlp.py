@@ -32,7 +32,7 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
-from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.labels import (
     LabelKind,
     OwnRange,
@@ -92,6 +92,11 @@ ALL_RANKS: Final = "MEGATRON_OTEL_RANK_STRATEGY=all_ranks"
 STEP_GROUP: Final = "MEGATRON_OTEL_SPAN_GROUPS=per_step"
 STEP_REMEDY: Final = "label the spans of steps, or capture the step in their names"
 _MAX_SPANS: Final = 1_000_000
+# _MOST_OTHERS: most names of other programs' spans that are counted; _NAMED, _NAME_CHARS: most of
+# them that a refusal lists, and the characters of each
+_MOST_OTHERS: Final = 1000
+_NAMED: Final = 5
+_NAME_CHARS: Final = 60
 
 Lost = Counter[tuple[str, str | None]]
 
@@ -126,6 +131,8 @@ class _Spans:
     resources: dict[int, Resource]
     sizes: frozenset[Sizes | None]
     lost: Lost
+    of_megatron: bool  # whether any span is of Megatron-LM
+    others: Counter[str]  # number of spans of other programs by name
 
 
 def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
@@ -170,6 +177,7 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     if reader is not None and not any(span.own for span in recorded.spans):
         reader.refuse_all()
     if not any(_computes(span) for span in recorded.spans):
+        _refuse_others(recorded)
         refuse_body(
             "no_microbatches",
             "there are no spans of microbatches: switch their group on with "
@@ -202,6 +210,23 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     return Recording(rows.trace(meta, part=part), total(lost))
 
 
+def _refuse_others(recorded: _Spans) -> None:
+    """Refuse a body of spans of which none is of Megatron-LM."""
+    if recorded.of_megatron or not recorded.others:
+        return
+    listed = ", ".join(
+        f"{name[:_NAME_CHARS]!r} ({count})" for name, count in recorded.others.most_common(_NAMED)
+    )
+    more = len(recorded.others) - _NAMED
+    listed += f" and {more} more" if more > 0 else ""
+    refuse_body(
+        "no_labels",
+        f"the spans are {listed}, and none is of Megatron-LM, whose names are known. A labels file "
+        "(--labels) says which names are steps and which are operations, a metadata file (--meta) "
+        "the sizes of the job",
+    )
+
+
 def _computes(span: _Span) -> bool:
     if span.own is not None:
         return span.own.label is not None and span.own.label.kind is LabelKind.COMPUTE
@@ -214,8 +239,11 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
     resources: dict[int, Resource] = {}
     sizes: set[Sizes | None] = set()
     lost: Lost = Counter()
+    others: Counter[str] = Counter()
+    of_megatron = False
     for batch in batches:
         named = [(span, span.text("name")) for span in batch.spans]
+        of_megatron = of_megatron or any(name.startswith(PREFIX) for _, name in named)
         wanted: list[tuple[Event, str, OwnRange | None]] = []
         for span, name in named:
             own = None if reader is None else reader.find(name, span.index)
@@ -223,8 +251,10 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
                 wanted.append((span, name, own))
             elif name not in AROUND:
                 # Spans of other programs have many different names, so they are counted together.
-                kind = name[:80] if name.startswith(PREFIX) else "of other programs"
-                lost[f"spans {kind}", None] += 1
+                known = name.startswith(PREFIX)
+                lost[f"spans {name[:80] if known else 'of other programs'}", None] += 1
+                if not known and (name in others or len(others) < _MOST_OTHERS):
+                    others[name] += 1
                 if reader is not None:
                     reader.miss(name)
         if wanted:
@@ -235,7 +265,7 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
         if len(spans) > _MAX_SPANS:
             message = f"there are over {_MAX_SPANS} spans"
             raise BodyTooLargeError(message, code="body.too_many_rows")
-    return _Spans(spans, resources, frozenset(sizes), lost)
+    return _Spans(spans, resources, frozenset(sizes), lost, of_megatron, others)
 
 
 def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:

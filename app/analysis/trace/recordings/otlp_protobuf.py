@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from app.analysis.trace.compression import ZSTD_MAGIC, read_text
 from app.analysis.trace.limits import Limits, refuse
-from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.otlp_resources import (
     MAX_BATCH_BYTES,
     Batch,

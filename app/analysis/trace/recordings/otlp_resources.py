@@ -11,7 +11,8 @@ from app.analysis.trace.limits import MIB, Limits, refuse, refuse_body
 from app.analysis.trace.metadata import with_names
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.rank_metadata import NODE, OTEL_KEYS, POD, is_name
-from app.analysis.trace.recordings.json_events import Event, Item, event_of, read_items
+from app.analysis.trace.recordings.events import Event, event_of
+from app.analysis.trace.recordings.json_events import Item, read_items
 from app.errors import Fault
 
 SPANS: Final = "resourceSpans"
@@ -103,18 +104,19 @@ def resource_of(attributes: Event) -> Resource:
     InvalidTraceError
         `trace.unknown_rank`, and the errors of `Event`.
     """
-    rank = first_of(attributes, "dl.rank", "nv.dl.rank")
+    rank = first_of(attributes, "dl.rank", "nv.dl.rank", "rank")
     if rank is None:
         refuse_body(
             "unknown_rank",
-            "a resource does not say its rank: dl.rank is set by setup_telemetry, which is given "
-            "the rank after torch.distributed.init_process_group",
+            "a resource does not say its rank: Megatron-LM's setup_telemetry sets dl.rank where it "
+            "is given the rank after torch.distributed.init_process_group; another program sets "
+            "rank, as by OTEL_RESOURCE_ATTRIBUTES=rank=3",
         )
     recorded = [
         attributes.optional_integer(f"dl.{kind}_parallel.size")
         for kind in ("data", "pipeline", "tensor")
     ]
-    world = first_of(attributes, "dl.world_size", "nv.dl.world_size")
+    world = first_of(attributes, "dl.world_size", "nv.dl.world_size", "world_size")
     dp, pp, tp = (1 if size is None else size for size in recorded)
     sizes = None
     if any(size is not None for size in recorded) and min(dp, pp, tp) >= 1:

@@ -22,7 +22,8 @@ from google.protobuf.message import DecodeError
 
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_STEP, MIB, Limits, refuse, refuse_body
-from app.analysis.trace.recordings.json_events import NS_PER_US, Event, read_events
+from app.analysis.trace.recordings.events import NS_PER_US, Event
+from app.analysis.trace.recordings.json_events import read_events
 from app.analysis.trace.recordings.protobuf_wire import BYTES, Field, Wire
 from app.analysis.trace.recordings.xprof_instructions import Collected, checked_time
 from app.errors import BodyTooLargeError, Fault

@@ -142,7 +142,7 @@ REFUSED = {
         "file.mixed_formats",
     ),
     "starts": (zipped([recordings()[0], other_start()]), 422, "trace.two_recordings"),
-    "file": (zipped([recordings()[0], silent()]), 422, "trace.truncated"),
+    "file": (zipped([silent()]), 422, "trace.truncated"),
     "nested": (zipped([("traces.tar", tar(recordings()))]), 422, "file.no_trace"),
 }
 

@@ -173,9 +173,10 @@ def test_a_format_that_there_is_not_is_answered_with_those_that_there_are(
     assert "kineto" in answer.json()["detail"]
 
 
-def test_a_fault_is_answered_with_its_place(installation: Installation) -> None:
+def test_many_faults_are_answered_with_the_place_of_the_first(installation: Installation) -> None:
     file = two_stages(0)
-    file.events.insert(7, '{"ph":"X","cat":"user_annotation","name":"PP:0F9","ts":true,"dur":1}')
+    event = '{"ph":"X","cat":"user_annotation","name":"PP:0F9","ts":true,"dur":1}'
+    file.events[7:7] = [event] * len(file.events)
     answer = installation.post(file.body(), params={}, headers={})
 
     assert (answer.status_code, answer.json()["code"]) == (422, "trace.wrong_type")

@@ -44,6 +44,38 @@ def read_on(body: bytes) -> tuple[int, str | None]:
     return read, None
 
 
+@pytest.mark.parametrize("outer", ["zstd", "gzip"])
+@pytest.mark.parametrize("inner", ["zstd", "gzip"])
+def test_a_text_that_is_compressed_twice_is_read(outer: str, inner: str) -> None:
+    text = LINES[: 3 * MIB]
+    body = compressors()[outer](compressors()[inner](text))
+    assert b"".join(read_text(body, Limits())) == text
+
+
+def test_a_bomb_in_a_compressed_text_is_none() -> None:
+    body = gzip.compress(gzip.compress(bytes(64 * MIB), 9), 9)
+    read, refusal = read_on(body)
+    assert refusal == "trace.decompression_bomb"
+    assert read <= UNJUDGED_BYTES
+    assert read_on(gzip.compress(gzip.compress(LINES[:1000])[:-9]))[1] == "trace.truncated"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_text_with_a_byte_order_mark_becomes_utf_8(
+    encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    text = '{"name": "Änderung 𝄞"}\r\n' * 100_000
+    mark = "\ufeff" if encoding.endswith(("le", "be")) else ""
+    body = compress((mark + text).encode(encoding))
+    assert b"".join(read_text(body, Limits())) == text.encode()
+
+
+def test_half_a_character_of_utf_16_is_refused() -> None:
+    for body in ("a".encode("utf-16")[:3], "a\ud83dxx".encode("utf-16", "surrogatepass")):
+        assert read_on(body)[1] == "trace.corrupt"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
 def test_decompression_of_a_bomb_ends_early(name: str) -> None:

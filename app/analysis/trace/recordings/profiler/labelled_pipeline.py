@@ -58,6 +58,7 @@ class Advice:
     no_labels: str
     unknown_rank: str
     no_kernel: str  # setting of the profiler that records kernels
+    host_events: str  # setting of the profiler that records the host's operators, as a sentence
 
 
 class LabelledReader:

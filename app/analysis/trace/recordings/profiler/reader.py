@@ -9,12 +9,18 @@ from app.analysis.trace.limits import MAX_WORLD, Limits, refuse_body
 from app.analysis.trace.metadata import Unmapped, not_replayed, total
 from app.analysis.trace.model import ABSENT, SessionMeta
 from app.analysis.trace.rank_metadata import is_name, recorder_metadata
+from app.analysis.trace.recordings.profiler.collectives import ALL_TO_ALL, kind_of
+from app.analysis.trace.recordings.profiler.contents import FindNames, refuse_without_steps
 from app.analysis.trace.recordings.profiler.labelled_pipeline import (
     TRANSFERS,
     Advice,
     LabelledReader,
 )
-from app.analysis.trace.recordings.profiler.pipeline_work import issues_transfers, transfers_of
+from app.analysis.trace.recordings.profiler.pipeline_work import (
+    FUSED,
+    issues_transfers,
+    transfers_of,
+)
 from app.analysis.trace.recordings.profiler.process_groups import (
     Dimension,
     RecordedGroups,
@@ -49,16 +55,27 @@ _NOTHING: Final = (
 _NO_SCHEDULE: Final = "its sends and receives fit no pipeline schedule"
 
 
-def decode_scan(
-    scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
+def decode_scan(  # noqa: PLR0913 - the reader of a format gives its advice and its names
+    scan: Scan,
+    meta: SessionMeta | None,
+    limits: Limits,
+    advice: Advice,
+    *,
+    part: bool,
+    find_names: FindNames,
 ) -> Recording:
     """Decode the scan of a recording and check its operations.
+
+    Parameters
+    ----------
+    find_names : callable
+        Reads the recording again for the names in the refusal of a recording without steps.
 
     Raises
     ------
     InvalidTraceError
-        `trace.no_rows`: the recording is empty; `trace.no_labels`: operations are neither labelled
-        nor implied; `trace.unknown_rank`. Also the errors of `Rows.trace`.
+        `trace.no_rows`: the recording is empty; `trace.unknown_rank`; see
+        `refuse_without_steps`. Also the errors of `Rows.trace`.
     InvalidMetadataError
         See `cell_of`.
     """
@@ -72,8 +89,8 @@ def decode_scan(
     unlabelled = None if scan.labelled or is_pipeline else read_unlabelled(scan)
     if scan.is_empty:
         refuse_body("no_rows", _NOTHING)
-    if unlabelled is not None and (not unlabelled.complete or _is_pipeline(scan, unlabelled)):
-        refuse_body("no_labels", advice.no_labels)
+    if not scan.labelled:
+        _check_training(scan, unlabelled, advice, find_names)
     if scan.rank is None and meta is not None and meta.sizes.world == 1:
         scan.rank = 0
     if scan.rank is None:
@@ -90,6 +107,25 @@ def decode_scan(
     reader.read()
     session_meta = _named(meta or SessionMeta(cell.sizes), scan, rank)
     return Recording(reader.rows.trace(session_meta, part=part), reader.unmapped())
+
+
+def _check_training(
+    scan: Scan, unlabelled: Unlabelled | None, advice: Advice, find_names: FindNames
+) -> None:
+    """Refuse a recording without labels that shows no training step that can be read.
+
+    Parameters
+    ----------
+    unlabelled : Unlabelled or None
+        None for a stage of a pipeline; stages of an inference send and receive as well.
+    """
+    if unlabelled is None:
+        if not (len(scan.gradients) or scan.optimizers):
+            refuse_without_steps(scan, advice, find_names, transfers=len(scan.works))
+        return
+    transfers = _transfers(scan, unlabelled)
+    if transfers or not unlabelled.complete:
+        refuse_without_steps(scan, advice, find_names, transfers=transfers)
 
 
 def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
@@ -110,11 +146,16 @@ def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
     return RecordedGroups(agreed, one_pipeline=pipelines == {world} and not sizes)
 
 
-def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
-    """Return whether the rank sends results to other ranks, except in context-parallel rings."""
+def _transfers(scan: Scan, unlabelled: Unlabelled) -> int:
+    """Return the number of sends and receives of a rank, except in context-parallel rings.
+
+    A send-receive kernel exchanges tokens where a rank calls all-to-alls.
+    """
     works = unlabelled.collectives if unlabelled.on_device else scan.works
-    return any(
-        work.name in TRANSFERS and dimension_of(work.description) is not Dimension.CONTEXT
+    exchanges = any(kind_of(work.name) == ALL_TO_ALL for work in scan.works)
+    transfers = TRANSFERS - FUSED if exchanges else TRANSFERS
+    return sum(
+        work.name in transfers and dimension_of(work.description) is not Dimension.CONTEXT
         for work in works
     )
 

@@ -277,8 +277,10 @@ class Scan:
     # are used only if the recording has no labels.
     issues: list[Issue] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    # Ranges in which autograd ran a node of the backward graph.
+    # gradients: ranges in which autograd ran a node of the backward graph; nodes: operators of the
+    # nodes, which are within these ranges where both are recorded
     gradients: Ranges = field(default_factory=Ranges)
+    nodes: Ranges = field(default_factory=Ranges)
     # outer: operators that lie in no other operator; busy_until: end of the last such operator by
     # thread
     outer: Ranges = field(default_factory=Ranges)
@@ -370,6 +372,12 @@ class Scan:
         elif label is not None:
             self.labelled.append(Labelled(label, span, match.step))
         return True
+
+    def use_nodes(self) -> None:
+        """Take the operators of autograd's nodes for its ranges where these are not recorded."""
+        if not len(self.gradients):
+            self.gradients = self.nodes
+        self.nodes = Ranges()
 
     def drop_copies(self) -> None:
         """Drop and count copies of labelled ranges, since merged files may hold an event twice."""

@@ -10,7 +10,6 @@ import pytest
 import zstandard
 
 from app.analysis.trace.formats.kind import COMPRESSIONS, Compression, head_of
-from app.errors import InvalidTraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,11 +75,18 @@ def test_a_byte_order_mark_is_no_text(compress: Callable[[bytes], bytes]) -> Non
     assert head.text == b'{"a": 1}'
     assert head.has_field("a")
 
-    for encoding in ("utf-16", "utf-16-be"):
-        text = "\ufeff{}" if encoding == "utf-16-be" else "{}"
-        with pytest.raises(InvalidTraceError, match="UTF-16") as caught:
-            head_of(compress(text.encode(encoding)))
-        assert caught.value.stable_code == "trace.utf16"
+    for mark, encoding in (("", "utf-16"), ("\ufeff", "utf-16-be"), ("\ufeff", "utf-16-le")):
+        head = head_of(compress(f'{mark}{{"ä": 1}}'.encode(encoding)))
+        assert head.text == '{"ä": 1}'.encode()
+        assert head.has_field("ä")
+
+
+@pytest.mark.parametrize("inner", [gzip.compress, zstd])
+@pytest.mark.parametrize("outer", [gzip.compress, zstd])
+def test_a_text_that_is_compressed_twice_is_a_text(
+    inner: Callable[[bytes], bytes], outer: Callable[[bytes], bytes]
+) -> None:
+    assert head_of(outer(inner(TEXT))).text == TEXT[:4096]
 
 
 def test_members_without_end_are_not_all_looked_at() -> None:

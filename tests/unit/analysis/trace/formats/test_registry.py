@@ -108,6 +108,14 @@ UNREAD: dict[str, bytes] = {
     "flight recorder": json.dumps(DUMP).encode(),
     "flight recorder, pickled": pickle.dumps(DUMP),
     "Chakra": json.dumps({"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}).encode(),
+    "Chakra, protobuf": b"\x07\x0a\x050.0.4\x22\x0a\x08\x01\x12\x06aten::",
+    "Chakra, protobuf with attributes": b"\xc0\x01\x0a\x0a1.1.1-dev.0\x12\x20",
+    "autograd profiler": json.dumps(
+        [
+            {"name": "aten::mul", "ph": "X", "ts": 1.5, "dur": 2.0, "tid": 1, "args": {}}
+            | {"pid": "CPU functions"}
+        ]
+    ).encode(),
     "Jaeger": b'{"data":[{"traceID":"a1","spans":[{"traceID":"a1"}',
     "rocprof": json.dumps({"rocprofiler-sdk-tool": [{"metadata": {}}]}).encode(),
     "rocprof, old": json.dumps({"traceEvents": [{}, ROCPROF]}).encode(),

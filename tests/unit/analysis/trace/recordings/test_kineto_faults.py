@@ -9,6 +9,7 @@ import pytest
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import Sizes
+from app.analysis.trace.recordings.json_events import Skipped, read_items
 from app.errors import InvalidTraceError
 from tests.support.equal_hashes import kineto
 from tests.unit.analysis.trace.bodies import LIMITS
@@ -53,15 +54,100 @@ if TYPE_CHECKING:
         (f'{{"ph":"X","ts":{"9" * 30}e999999999999999999}}', "trace.bad_json"),
     ],
 )
-def test_a_fault_has_the_place_of_its_event(event: str, code: str) -> None:
+def test_many_faults_have_the_place_of_the_first_event(event: str, code: str) -> None:
     file = host_steps(1)
     place = len(file.events)
-    file.events.append(event)
+    file.events += [event] * 12
 
     with pytest.raises(InvalidTraceError) as caught:
         read_trace(file)
     assert caught.value.stable_code == code
     assert caught.value.faults[0].row == place
+
+
+FAULTY = "faulty events, such as those with a name whose quotes are not escaped"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "7",
+        '{"ph":"X","cat":"user_annotation","name":"PP:0F0","dur":1}',
+        '{"ph":"X","cat":"kernel","name":"k","ts":1,"args":{"correlation":99999999999999999999}}',
+        '{"ph":"X","cat":"kernel","name":"a","ts":NaN}',
+        '{"ph":"X","ts":nanny}',
+    ],
+)
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_a_faulty_event_costs_itself(event: str, place: int) -> None:
+    wanted = operations(read_trace(host_steps()))
+    file = host_steps()
+    file.events.insert(place if place >= 0 else len(file.events), event)
+    decoded = decode(file.body(), None, limits=LIMITS, part=True)
+    assert operations(decoded.trace) == wanted
+    assert [(one.what, one.count) for one in decoded.unmapped] == [(FAULTY, 1)]
+
+
+# Names of Python functions as the profiler wrote them with `with_stack`, without escapes.
+NAMES = (
+    '{"device": "cpu", "dtype": "float32"}(12): run',
+    'f("x")',
+    'one " quote',
+    "a path\\",
+    '"',
+    'guards[{"a": 1}, {"b": [2]}](3): check',
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [0, 7, -1])
+@pytest.mark.parametrize("between", [",", ",\n    "])
+def test_a_name_with_unescaped_quotes_costs_its_event(name: str, place: int, between: str) -> None:
+    check_that_a_name_costs_its_event(host_steps(), name, place, between)
+
+
+@pytest.mark.parametrize("place", [0, 9_000, -1])
+def test_a_name_with_unescaped_quotes_costs_its_event_among_many(place: int) -> None:
+    file = host_steps()
+    for number in range(20_000):
+        file.add("aten::mm", AT + number, 1, cat="cpu_op", External_id=number)
+    check_that_a_name_costs_its_event(file, NAMES[0], place, ",")
+
+
+def check_that_a_name_costs_its_event(
+    file: KinetoFile, name: str, place: int, between: str
+) -> None:
+    wanted = operations(read_trace(file))
+    text = name.replace("\\\\", "\\")
+    broken = f'{{"ph":"X","cat":"python_function","name":"{text}","pid":1,"tid":7,"ts":1,"dur":1}}'
+    events = list(file.events)
+    events.insert(place if place >= 0 else len(events), broken)
+    empty = KinetoFile(rank=file.rank, world=file.world, groups=file.groups)
+    body = empty.body().replace(b"[]}", f"[{between.join(events)}]}}".encode())
+    decoded = decode(body, None, limits=LIMITS, part=True)
+    assert operations(decoded.trace) == wanted
+    assert [one.what for one in decoded.unmapped] == [FAULTY]
+
+
+def test_a_name_that_is_not_utf_8_costs_its_characters() -> None:
+    file = host_steps()
+    wanted = operations(read_trace(file))
+    file.add("größe.py(3): run �", AT, 10, cat="python_function")
+    body = file.body().replace(b"\\u00f6", b"\xf6").replace(b"\\u00df", b"\xdf")
+    decoded = decode(body, None, limits=LIMITS, part=True)
+    assert operations(decoded.trace) == wanted
+    assert [(one.what, one.count) for one in decoded.unmapped] == [
+        ("characters of names that are not UTF-8", 2)
+    ]
+
+
+def test_a_text_of_broken_events_is_searched_once() -> None:
+    skipped = Skipped(lambda value: "ph" in value)
+    broken = b'{"a":"b"c"},' * 60_000
+    body = b'{"traceEvents":[' + broken + b'{"ph":"X"}]}'
+    items = list(read_items(body, LIMITS, frozenset({"traceEvents"}), skipped=skipped))
+    assert len(items) <= 1
+    assert skipped.scanned < 8 * len(body)
 
 
 def test_a_rank_that_is_not_named_is_refused_with_the_remedy() -> None:
@@ -187,10 +273,11 @@ def test_threads_with_equal_hashes_are_refused_with_their_event(keys: tuple[str,
 def test_streams_with_equal_hashes_are_refused(key: str) -> None:
     file = device_file()
     place = len(file.events)
-    file.events.append(
+    event = (
         '{"ph":"X","cat":"kernel","name":"k","ts":1,"dur":1,"pid":0,"tid":7,'
         f'"args":{{"correlation":1,"{key}":{5 * ((1 << 61) - 1)}}}}}'
     )
+    file.events += [event] * 12
     with pytest.raises(InvalidTraceError) as caught:
         read_trace(file)
     assert caught.value.stable_code == "trace.integer_overflow"

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 RANKS = 2
 
 
-def merged(change: Callable[[int, dict[str, Any]], None], more: list[Any]) -> bytes:
+def merged(
+    change: Callable[[int, dict[str, Any]], None], more: list[Any], *, numbered: bool = True
+) -> bytes:
     """Return the merged files of a job; `change` is the script's change of a rank's events."""
-    documents = [json.loads(two_stages(rank).body()) for rank in range(RANKS)]
+    documents = [json.loads(two_stages(rank, numbered=numbered).body()) for rank in range(RANKS)]
     events = []
     for rank, document in enumerate(documents):
         for event in document["traceEvents"]:
@@ -55,6 +57,7 @@ WAYS: dict[str, tuple[Callable[[int, dict[str, Any]], None], list[Any]]] = {
     "rank 1: 7": (in_number("rank {rank}: {pid}"), []),
     "[Rank 1] 7": (in_number("[Rank {rank}] {pid}"), []),
     "[1] 7": (in_number("[{rank}] {pid}"), []),
+    "[TP01] 7": (in_number("[TP{rank:02d}] {pid}"), []),
     "7_rank1": (in_number("{pid}_rank{rank}"), []),
     "process_name": (moved, named("process_name", "name")),
     "process_labels": (moved, named("process_labels", "labels")),
@@ -72,6 +75,12 @@ def test_ranks_in_one_file_are_read_like_their_own_files(way: str) -> None:
     alone = merge([TraceChunk("", rank, part) for rank, part in enumerate(parts)], parts[0].meta)
     assert found.trace.meta.sizes == Sizes(dp=1, pp=2)
     assert_same(found.trace, replace(alone.trace, meta=found.trace.meta))
+
+
+def test_processes_take_steps_by_their_optimizers_as_well() -> None:
+    found = decode(merged(*WAYS["[Rank 1] 7"], numbered=False), None, limits=LIMITS)
+    assert sorted(set(found.trace.rank.tolist())) == [0, 1]
+    assert sorted(set(found.trace.pp.tolist())) == [0, 1]
 
 
 def test_processes_that_say_no_rank_are_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.recordings import nsys
+from app.analysis.trace.recordings.profiler.scan import Scan
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.kineto_files import operations
@@ -183,16 +184,9 @@ def test_a_server_is_sent_no_database(tmp_path: Path) -> None:
     assert caught.value.stable_code == "trace.command_line_only"
 
 
-def test_the_name_of_the_file_says_the_rank_and_one_process_labels(tmp_path: Path) -> None:
+def test_the_name_of_the_file_says_the_rank_of_one_process(tmp_path: Path) -> None:
     path = database(tmp_path / "report.sqlite", RANGES)
     with pytest.raises(InvalidTraceError, match=r"rank%q\{RANK\}") as caught:
-        decode(path, META, limits=LIMITS, local=True)
-    assert caught.value.stable_code == "trace.unknown_rank"
-
-    path = database(tmp_path / "rank1.sqlite", RANGES)
-    with closing(sqlite3.connect(path)) as made, made:
-        add(made, RANGES, process=1)
-    with pytest.raises(InvalidTraceError, match="2 processes") as caught:
         decode(path, META, limits=LIMITS, local=True)
     assert caught.value.stable_code == "trace.unknown_rank"
 
@@ -296,9 +290,9 @@ def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
     whole = path.read_bytes()
     scan = nsys._add_ranges
 
-    def change(*given: Any) -> frozenset[int]:  # noqa: ANN401 - as those of the function
+    def change(*given: Any, of_pytorch: bool = False) -> dict[int, Scan]:  # noqa: ANN401 - as those of the function
         path.write_bytes(whole[:until] + bytes(len(whole) // 2))
-        return scan(*given)
+        return scan(*given, of_pytorch=of_pytorch)
 
     monkeypatch.setattr(nsys, "_add_ranges", change)
     try:

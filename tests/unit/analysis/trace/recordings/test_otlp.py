@@ -19,6 +19,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.metadata import Unmapped, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.rank_metadata import Machine
+from app.analysis.trace.recordings.labels import OwnRanges, RangeRule
 from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS
@@ -132,6 +133,52 @@ def test_without_spans_of_microbatches_the_group_is_named() -> None:
     with pytest.raises(InvalidTraceError, match=r"SPAN_GROUPS=.*microbatch") as caught:
         decode(body(step()[:2]), None, limits=LIMITS)
     assert caught.value.stable_code == "trace.no_microbatches"
+
+
+def loop(rank: int) -> dict[str, Any]:
+    """Return spans of two steps of a loop that trains with rollouts, of a rank."""
+    spans = []
+    for step in range(2):
+        at = step * 1_000
+        spans += [
+            span(f"trainer.step {step}", at, at + 900),
+            span("rollout.generate", at, at + 400 + 100 * rank),
+            span("train.update", at + 500 + 100 * rank, at + 800),
+        ]
+    attributes = [attribute("service.name", "trainer"), attribute("rank", rank)]
+    return {"resource": {"attributes": attributes}, "scopeSpans": [{"spans": spans}]}
+
+
+def loops() -> bytes:
+    return json.dumps({"resourceSpans": [loop(rank) for rank in range(2)]}).encode()
+
+
+@pytest.mark.parametrize("form", ["json", "protobuf"])
+def test_spans_of_another_program_are_named(form: str) -> None:
+    sent = loops() if form == "json" else request(loops())
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(sent, None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.no_labels"
+    assert (
+        "'rollout.generate' (4), 'train.update' (4), 'trainer.step 0' (2)" in caught.value.message
+    )
+    assert "MEGATRON" not in caught.value.message
+    assert "--labels" in caught.value.message
+
+
+def test_spans_of_another_program_are_read_with_labels() -> None:
+    rules = [
+        ("trainer.step (?P<step>[0-9]+)", "step"),
+        ("rollout.generate", "forward-compute"),
+        ("train.update", "backward-compute"),
+    ]
+    own = OwnRanges(tuple(RangeRule(pattern, op, 1) for pattern, op in rules))
+    decoded = decode(loops(), SessionMeta(Sizes(dp=2, pp=1)), limits=LIMITS, own=own)
+    found = operations(decoded.trace)
+    assert {(step, op) for step, op, _ in found} == {
+        (step, op) for step in (0, 1) for op in ("forward-compute", "backward-compute")
+    }
+    assert sorted(set(decoded.trace.rank.tolist())) == [0, 1]
 
 
 def test_other_spans_are_counted() -> None:
