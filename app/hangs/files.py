@@ -16,7 +16,7 @@ from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import Limits
 from app.errors import BodyTooLargeError, InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, Int64, RecordedDump, read_dump
-from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
+from app.hangs.ras import Communicator, heard_by_ras, is_ras, ras_job, read_ras, stack_of
 from app.sessions.recordings.archive import unpacked
 
 # First bytes of the document in which a client describes the process of a silent rank.
@@ -215,7 +215,8 @@ def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
     """Return the state of a job, combined from all its files.
 
     Recorder dumps show what ranks wait for; without any, the counts of RAS do, and without these
-    the stacks. RAS also has the host and GPU of each rank. Dumps and stacks of a rank whose process
+    the stacks. RAS also has the host and GPU of each rank, and shows which ranks without a dump
+    answer. Dumps and stacks of a rank whose process
     its host describes are left out: the process no longer answers.
 
     Parameters
@@ -251,7 +252,7 @@ def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
         else:
             stacks[file.rank] = file.stack
     job = _combined(recorder if has_dumps else None, communicators, stacks, silent)
-    ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
+    ranks = {rank: RankState(rank, is_recorded=False) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
         ranks[rank] = replace(ranks[rank], stack=stack)
     return replace(job, ranks=ranks, processes=processes, silent=silent)
@@ -266,7 +267,13 @@ def _combined(
     """Return the job's state by recorders, else by RAS; an empty state if there are only stacks."""
     if recorder is not None:
         job = recorder.job(silent)
-        return replace(job, places=ras_places(communicators)) if communicators else job
+        if not communicators:
+            return job
+        try:
+            heard, ras = dict(heard_by_ras(job, communicators)), ras_job(communicators)
+        except InvalidTraceError as error:
+            return replace(job, notes=(f"The output of RAS is left out: {error.message}.",))
+        return replace(job, ranks={**heard, **job.ranks}, places=ras.places, notes=ras.notes)
     if communicators:
         return ras_job(communicators)
     if stacks:

@@ -88,16 +88,20 @@ class Written(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-def invalid(error: ValidationError, code: str, what: str, whole: str) -> InvalidTraceError:
+def invalid(
+    error: ValidationError, code: str, what: str, whole: str, before: Sequence[str] = ()
+) -> InvalidTraceError:
     """Return the error for a document that does not match its model.
 
     Parameters
     ----------
     what, whole : str
         Start of the sentence, such as "It is no dump", and name of the whole document.
+    before : sequence of str, optional
+        Place of the value in the document.
     """
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])) or whole
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join((*before, *map(str, first["loc"]))) or whole
     message = f"{what}: {place}: {first['msg']}"
     return InvalidTraceError(message, code=code, faults=(Fault(code, message),))
 

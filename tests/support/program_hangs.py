@@ -119,3 +119,42 @@ def state_of(dumps: Sequence[Mapping[str, Any]], without: Sequence[int] = ()) ->
         if rank not in without:
             recorder.add(rank, read_dump(as_json(dump)))
     return recorder.job()
+
+
+def communicator(
+    counts: Sequence[Mapping[str, int] | None], name: str = "0x1", ranks: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return a communicator of RAS: the launched operations of each rank; None if it is silent.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Global ranks of the members; by default those from 0 on.
+    """
+    answering, missing = [], []
+    for place, launched in enumerate(counts):
+        rank = ranks[place] if ranks else place
+        process = {
+            "rank": place,
+            "host": f"node-{rank // 8}",
+            "pid": 5000 + rank,
+            "cuda_dev": rank % 8,
+            "nvml_dev": rank % 8,
+        }
+        if launched is None:
+            missing.append({**process, "status": {"unresponsive": True}})
+        else:
+            answering.append({**process, "collective_counts": {"Broadcast": 0, **launched}})
+    return {
+        "hash": name,
+        "size": len(counts),
+        "ranks_count": len(answering),
+        "missing_ranks_count": len(missing),
+        "ranks": answering,
+        "missing_ranks": missing,
+    }
+
+
+def ras_of(*communicators: Mapping[str, Any]) -> bytes:
+    """Return what `ncclras -f json` prints about these communicators."""
+    return as_json({"nccl_version": "2.28.3", "communicators": list(communicators)})

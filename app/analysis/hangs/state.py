@@ -221,6 +221,8 @@ class JobState:
         By rank, for ranks that report nothing themselves.
     silent : frozenset of int
         Ranks that stopped reporting; other ranks without a state are unknown.
+    notes : tuple of str
+        Sentences about files, or parts of them, that are left out.
     """
 
     groups: tuple[Group, ...]
@@ -228,6 +230,7 @@ class JobState:
     places: Mapping[int, Place] = field(default_factory=dict)
     processes: Mapping[int, Process] = field(default_factory=dict)
     silent: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def place(self, rank: int) -> Place:
         """Return the host and GPU of a rank, as far as known."""

@@ -147,7 +147,7 @@ def judge_hang(job: JobState) -> Hang:
     distance = waits.distances(blamed)
     waiting = tuple(sorted(rank for rank, away in distance.items() if away))
     explained = {*waiting, *blamed}
-    notes = []
+    notes = list(job.notes)
     missing = [rank for rank in job.world if rank not in job.ranks]
     if missing:
         notes.append(f"Nothing is known of {rank_words(missing)}.")
@@ -451,11 +451,14 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         )
     operation = max(waits.operations, key=lambda operation: len(operation.waiting))
     what = label(job, operation)
+    group = job.groups[operation.first.group]
     who = "All ranks"
-    if not job.groups[operation.first.group].is_listed or operation.unclear:
+    if not group.is_listed or operation.unclear:
         who = "All ranks whose operations are known"
     fronts = [job.ranks[rank].front for rank in operation.waiting]
-    is_running = not operation.unclear and all(front and front.has_started for front in fronts)
+    is_running = len(fronts) == len(group.ranks) and all(
+        front and front.has_started for front in fronts
+    )
     if operation.unclear:
         whether = f"Whether {rank_words(operation.unclear)} entered {what} is not recorded."
         unknown = (*unknown, whether)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from app.analysis.hangs.stacks import is_wait
-from app.analysis.hangs.state import JobState, Pending, RankState, Tensors
+from app.analysis.hangs.stacks import calling, is_wait
+from app.analysis.hangs.state import Frame, JobState, Pending, RankState, Tensors
 
 # Operations whose inputs, and whose outputs, may differ between ranks: uneven exchanges, and
 # operations whose tensors only one rank has.
@@ -106,6 +106,7 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
     """Return the collective in which some ranks wait."""
     fronts = frozenset(waiting)
     first = job.ranks[waiting[0]].pending[0]
+    lines = {calling(stack) for rank in waiting if (stack := job.ranks[rank].called_at)}
     absent, behind, beyond, unclear = [], [], [], []
     certain = True
     for rank in job.groups[first.group].ranks:
@@ -121,10 +122,12 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
         ):
             behind.append(rank)
         elif _has_passed(state, first, numbered):
-            beyond.append(rank)
+            # RAS counts launched operations, but not completed ones.
+            if state.is_recorded:
+                beyond.append(rank)
         elif first.group in (state.reached.keys() & numbered):
             absent.append(rank)
-        elif _is_elsewhere(state):
+        elif _is_elsewhere(state, lines):
             absent.append(rank)
             certain = False
         else:
@@ -182,9 +185,19 @@ def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
     return calls
 
 
-def _is_elsewhere(state: RankState) -> bool:
-    """Return whether a rank without an operation pending is not in it, by its record or stack."""
-    return state.is_recorded or bool(state.stack and not is_wait(state.stack[0]))
+def _is_elsewhere(state: RankState, lines: Collection[Frame]) -> bool:
+    """Return whether a rank without an operation pending is not in it, by its record or stack.
+
+    Parameters
+    ----------
+    lines : collection of Frame
+        The lines of the program that call the operation, as far as known.
+    """
+    if state.is_recorded:
+        return True
+    if not state.stack:
+        return False
+    return not is_wait(state.stack[0]) or (bool(lines) and calling(state.stack) not in lines)
 
 
 def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) -> bool:
@@ -227,7 +240,7 @@ def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
         return Operation(pending, (rank,))
     if any(map(meets, state.pending)):
         return Operation(pending, (rank,), behind=(peer,))
-    if _is_elsewhere(state):
+    if _is_elsewhere(state, set()):
         return Operation(pending, (rank,), absent=(peer,))
     return Operation(pending, (rank,), unclear=(peer,))
 
