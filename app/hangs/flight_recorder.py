@@ -32,13 +32,13 @@ _PICKLE: Final = b"\x80"
 _COMPLETED: Final = "completed"
 _COALESCED: Final = "coalesced"
 _NCCL: Final = "nccl:"
-_DEFAULT_GROUP: Final = "default_pg"
+DEFAULT_GROUP: Final = "default_pg"
 # Description that PyTorch writes for a process group without a description.
 _UNDESCRIBED: Final = "undefined"
 # Names of transfers, such as "nccl:send 0->3" or "gloo:recv 0<-3"; the numbers are ranks within the
 # group.
 _TRANSFER: Final = re.compile(r"(?:send|recv|isend|irecv)\s*(\d+)\s*(->|<-)\s*(\d+)$")
-_MOST_RANKS: Final = 1 << 20
+MOST_RANKS: Final = 1 << 20
 # Largest number of entries in a dump. A recorder holds a few thousand entries, and completed
 # entries are left out.
 _MOST_ENTRIES: Final = 1 << 16
@@ -72,7 +72,7 @@ def _ranks_of(value: object) -> object:
     """Return the ranks in a text such as "[0, 1]", which pickles have instead of a list."""
     if not isinstance(value, str):
         return value
-    return [int(number) for number in re.findall(r"\d{1,9}", value)[:_MOST_RANKS]]
+    return [int(number) for number in re.findall(r"\d{1,9}", value)[:MOST_RANKS]]
 
 
 Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
@@ -108,7 +108,7 @@ def invalid(
 
 class _Group(Written):
     desc: Name = ""
-    ranks: Annotated[tuple[Int64, ...], BeforeValidator(_ranks_of)] = Field(max_length=_MOST_RANKS)
+    ranks: Annotated[tuple[Int64, ...], BeforeValidator(_ranks_of)] = Field(max_length=MOST_RANKS)
 
 
 class _Status(Written):
@@ -327,11 +327,25 @@ class RecordedOperation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDump:
-    """The content of a dump that is used: groups, pending operations, and progress by group."""
+    """The content of a dump that is used: groups, pending operations, and progress by group.
+
+    Parameters
+    ----------
+    reached : mapping of str to Reached
+        By the name of a group.
+    is_log : bool
+        Whether it was read from the log of a watchdog, which has numbers only.
+    """
 
     groups: tuple[RecordedGroup, ...]
     pending: tuple[RecordedOperation, ...]
-    reached: Mapping[str, Reached]  # by the name of a group
+    reached: Mapping[str, Reached]
+    is_log: bool = False
+
+    def without_tensors(self) -> RecordedDump:
+        """Return the dump without sizes and types, which are then not compared."""
+        pending = (replace(operation, tensors=NO_TENSORS) for operation in self.pending)
+        return replace(self, pending=tuple(pending))
 
 
 def read_dump(body: bytes) -> RecordedDump:
@@ -471,14 +485,24 @@ class FlightRecorder:
             Further ranks of the job, without a dump.
         """
         groups = list(self._described)
+        listed: dict[str, list[int]] = {}
+        for index, group in enumerate(groups):
+            if index not in self._used_by:
+                listed.setdefault(group.name, []).append(index)
         # Ranks are numbered from 0 without gaps, although some ranks may have left no dump.
         everyone = tuple(range(max((*self._dumps, *others), default=-1) + 1))
+        same: dict[int, int] = {}  # by index of a group: that of the same group as others list it
         for index, ranks in self._used_by.items():
-            is_default = groups[index].description == _DEFAULT_GROUP
+            named = listed.get(groups[index].name, [])
+            if len(named) == 1 and ranks <= set(groups[named[0]].ranks):
+                same[index] = named[0]
+            is_default = groups[index].description == DEFAULT_GROUP
             members = everyone if is_default else tuple(sorted(ranks))
             groups[index] = replace(groups[index], ranks=members, is_listed=False)
-        states = {
-            rank: RankState(
+        states = {}
+        for rank, (dump, own) in self._dumps.items():
+            indices = {name: same.get(index, index) for name, index in own.items()}
+            states[rank] = RankState(
                 rank,
                 tuple(
                     _pending(rank, operation, groups, indices[operation.group])
@@ -486,8 +510,6 @@ class FlightRecorder:
                 ),
                 {indices[name]: reached for name, reached in dump.reached.items()},
             )
-            for rank, (dump, indices) in self._dumps.items()
-        }
         return JobState(tuple(groups), states)
 
     def _group(self, group: RecordedGroup) -> int:

@@ -28,7 +28,7 @@ _MOST_UNKNOWN: Final = 4
 _LONGEST_HASH: Final = 64
 # Sends and receives are left out of the counts, because their numbers may differ between ranks
 # without a fault.
-_TRANSFERS: Final = re.compile(r"Send|Recv")
+TRANSFERS: Final = re.compile(r"Send|Recv")
 # The pattern includes the key "communicators", because a recorder dump may begin with
 # "nccl_version", too.
 _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
@@ -151,7 +151,7 @@ def _read_communicator(value: object) -> Communicator:
         launched = {
             name: count
             for name, count in rank.collective_counts.items()
-            if count and not _TRANSFERS.search(name)
+            if count and not TRANSFERS.search(name)
         }
         members.append(_member(rank, launched))
     for missing in communicator.missing_ranks:

@@ -150,7 +150,8 @@ def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tu
         if away and number is not None:
             first = waits.operations[number].first
             group = job.groups[first.group]
-            what = f"{first.name} {first.number:,} of {group.description or group.called}"
+            name = first.name or "operation"
+            what = f"{name} {first.number:,} of {group.description or group.called}"
             folded.setdefault((away, what), []).append(rank)
     boxes = list(_culprit_boxes(hang))
     for away in sorted({away for away, _ in folded}):

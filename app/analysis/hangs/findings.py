@@ -145,7 +145,7 @@ FEW_FILES: Final = (
 def label(job: JobState, operation: Operation) -> str:
     """Return the name of an operation: ``all_reduce 7 of dp (1)``."""
     first = operation.first
-    return f"{first.name} {first.number} of {job.groups[first.group].called}"
+    return f"{first.name or 'operation'} {first.number} of {job.groups[first.group].called}"
 
 
 def code_words(frame: Frame) -> str:

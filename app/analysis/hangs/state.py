@@ -65,6 +65,8 @@ class Pending:
         Index into the groups of the job.
     number : int
         Sequence number among the collectives of the group, or its sends and receives.
+    name : str
+        Empty if unknown.
     peer : int or None
         The global rank at the other end of a send or a receive; None for a collective. The rank
         itself if the recorder does not say which ranks a batch of transfers connects.

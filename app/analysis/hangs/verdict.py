@@ -129,6 +129,7 @@ _BOTH_SIDES: Final = 0.6
 _NOT_STARTED: Final = 0.7  # another kernel of the device may be at fault
 # Confidence if most ranks left no file: these are missing rather than silent.
 _FEW_FILES: Final = 0.3
+_MOST_UNLISTED: Final = 0.25  # missing ranks for each rank with a file
 
 
 def judge_hang(job: JobState) -> Hang:
@@ -162,7 +163,7 @@ def judge_hang(job: JobState) -> Hang:
         confidence *= len(set(waits.of_rank) & explained) / max(len(waits.of_rank), 1)
     elif any(culprit.kind is HangKind.NEVER_ENTERED for culprit in culprits):
         remedy = BOTH_SIDES
-    if kind is HangKind.SILENT and len(set(missing) - job.silent) > len(job.ranks):
+    if kind is HangKind.SILENT and _most_are_missing(job, missing):
         confidence, remedy = min(confidence, _FEW_FILES), FEW_FILES
     return Hang(
         kind=kind,
@@ -174,6 +175,16 @@ def judge_hang(job: JobState) -> Hang:
         remedy=remedy,
         unknown=tuple(notes),
     )
+
+
+def _most_are_missing(job: JobState, missing: Sequence[int]) -> bool:
+    """Return whether so many ranks left no file that these are incomplete rather than the ranks.
+
+    If no recorder lists the ranks of a group, it may have fewer ranks than are numbered.
+    """
+    is_listed = any(group.is_listed for group in job.groups)
+    count = len(set(missing) - job.silent)
+    return count > (len(job.ranks) if is_listed else len(job.ranks) * _MOST_UNLISTED)
 
 
 def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culprit]:
@@ -223,7 +234,7 @@ def _words_of_calls(sides: Sequence[Operation]) -> Sequence[str]:
     has_other_types = len({call.tensors.dtypes for call in calls}) > 1
     texts = []
     for call in calls:
-        text = call.name + _sizes(" of ", call.tensors.inputs)
+        text = (call.name or "an operation") + _sizes(" of ", call.tensors.inputs)
         if has_other_outputs:
             text += _sizes(" into ", call.tensors.outputs)
         if has_other_types:
@@ -343,7 +354,9 @@ def _absent(job: JobState, rank: int, operation: Operation, waiting: str) -> Cul
     state, what = job.ranks.get(rank), label(job, operation)
     if state is None:
         evidence = f"{left_words(job, rank)}, and {waiting} for it in {what}"
-        return _culprit(job, rank, operation, HangKind.SILENT, evidence, _BY_ABSENCE)
+        is_member = rank in job.silent or job.groups[operation.first.group].is_listed
+        sure = _BY_ABSENCE if is_member else _BY_STACKS
+        return _culprit(job, rank, operation, HangKind.SILENT, evidence, sure)
     inside = f"; it is in {code_words(state.stack[0])}" if state.stack else ""
     has_nothing = "has nothing pending and " if state.is_recorded else ""
     evidence = f"{has_nothing}never entered {what}{inside}"

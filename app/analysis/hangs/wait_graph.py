@@ -21,6 +21,7 @@ from app.analysis.hangs.state import Frame, JobState, Pending, RankState, Tensor
 # operations whose tensors only one rank has.
 _UNEVEN_INPUTS: Final = re.compile(r"all_?to_?all|gather$|scatter$", re.IGNORECASE)
 _UNEVEN_OUTPUTS: Final = re.compile(r"all_?to_?all|(?<!all_)gather$|scatter$", re.IGNORECASE)
+_TWO_SIDES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
 
 def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int]) -> Operation:
     """Return the collective in which some ranks wait."""
-    fronts = frozenset(waiting)
-    first = job.ranks[waiting[0]].pending[0]
+    fronts = {rank: job.ranks[rank].pending[0] for rank in waiting}
+    first = next((front for front in fronts.values() if front.name), fronts[waiting[0]])
     lines = {calling(stack) for rank in waiting if (stack := job.ranks[rank].called_at)}
     absent, behind, beyond, unclear = [], [], [], []
     certain = True
@@ -148,8 +149,13 @@ def _by_call(job: JobState, operation: Operation) -> Iterator[Operation]:
     fronts = {rank: job.ranks[rank].pending[0] for rank in operation.waiting}
     calls = _calls(fronts)
     if len(calls) > 1:
+        usual = max(calls.values(), key=len)
+        others = tuple(sorted(fronts.keys() - set(usual)))
+        # Of several other sides each waits for one rank of the usual side: with all of its ranks,
+        # the graph would have n² edges.
+        awaited = tuple(usual) if len(calls) == _TWO_SIDES else tuple(usual[:1])
         for call, ranks in calls.items():
-            unlike = tuple(sorted(fronts.keys() - set(ranks)))
+            unlike = others if ranks is usual else awaited
             yield replace(
                 operation, first=fronts[ranks[0]], waiting=tuple(ranks), unlike=unlike, call=call
             )
@@ -170,6 +176,7 @@ def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
     """
     names = {front.name for front in fronts.values()}
     tensors = [front.tensors for front in fronts.values()]
+    has_names = all(names)
     has_inputs = all(each.inputs for each in tensors) and not any(map(_UNEVEN_INPUTS.search, names))
     has_outputs = all(each.outputs for each in tensors)
     has_outputs &= not any(map(_UNEVEN_OUTPUTS.search, names))
@@ -181,7 +188,7 @@ def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
             front.tensors.outputs if has_outputs else (),
             front.tensors.dtypes if has_dtypes else (),
         )
-        calls.setdefault(Call(front.name, compared), []).append(rank)
+        calls.setdefault(Call(front.name if has_names else "", compared), []).append(rank)
     return calls
 
 

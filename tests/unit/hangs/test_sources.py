@@ -23,9 +23,7 @@ LOADING = stack_dump(("read", "/app/data.py", 12))
 
 def files_of(bodies: Mapping[str, bytes]) -> Iterator[HangFile]:
     for name, body in bodies.items():
-        file = read_hang_file(name, body)
-        assert file is not None
-        yield file
+        yield from read_hang_file(name, body)
 
 
 def judged(bodies: Mapping[str, bytes]) -> Hang:
