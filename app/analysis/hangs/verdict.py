@@ -320,10 +320,10 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
             yield _absent(job, rank, operations[place], absent[place])
             continue
         operation = waits.operations[number]
-        if operation.beyond:
-            if number not in beyond:
-                have = "has" if len(operation.beyond) == 1 else "have"
-                beyond[number] = f"{rank_words(operation.beyond)} {have} completed"
+        if operation.beyond and number not in beyond:
+            have = "has" if len(operation.beyond) == 1 else "have"
+            beyond[number] = f"{rank_words(operation.beyond)} {have} completed"
+        if number in beyond:
             evidence = f"does not complete {label(job, operation)}, which {beyond[number]}"
             yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
         elif number in idle:
@@ -332,6 +332,23 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
                 "unlike those of the others"
             )
             yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _NOT_STARTED)
+        else:
+            yield from _unlike_batch(job, waits, rank, operation)
+
+
+def _unlike_batch(
+    job: JobState, waits: Waits, rank: int, operation: Operation
+) -> Iterator[Culprit]:
+    """Yield a rank whose peer meets its transfer in a batch with another one that it lacks."""
+    place = waits.of_rank.get(rank if operation.first.peer is None else operation.first.peer)
+    other = operation if place is None else waits.operations[place]
+    if rank in other.absent:
+        evidence = (
+            f"is in {label(job, operation)} with rank {operation.first.peer}, and never entered "
+            f"{label(job, other)} of the same batch"
+        )
+        culprit = _culprit(job, rank, other, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
+        yield replace(culprit, stack=job.ranks[rank].called_at)
 
 
 def _wait_words(operation: Operation) -> str:
@@ -390,8 +407,8 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
     """Yield ranks that wait for one another, each in an operation that the next has not entered.
 
     If fewer than half of the ranks of a group have entered one of the operations, only its callers
-    are yielded. Transfers that both ends have entered are no fault, except two sends or receives
-    that each wait for the other rank's next transfer.
+    are yielded. Transfers that both ends have entered are no fault, unless all are sends, or all
+    receives, that wait for the next transfer of another rank.
     """
     for cycle in waits.cycles():
         places = dict.fromkeys(waits.of_rank[rank] for rank in cycle)
@@ -399,9 +416,8 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
         members = set(cycle)
         fronts = [operation.first for operation in operations]
         is_transfer = any(front.peer is not None for front in fronts)
-        is_crossed = len(cycle) == len(operations) == _PAIR and (
-            all(front.peer in members for front in fronts)
-            and fronts[0].is_send == fronts[1].is_send
+        is_crossed = all(
+            front.peer is not None and front.is_send == fronts[0].is_send for front in fronts
         )
         is_entered = all(members.isdisjoint(operation.absent) for operation in operations)
         if is_entered and is_transfer and not is_crossed:
@@ -424,11 +440,13 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
                 f"waits in {label(job, operation)}{_called_in(state)} for "
                 f"{rank_words(operation.awaited)}, which in the end {wait} for this rank: "
             )
-            evidence += (
-                f"both {'send' if operation.first.is_send else 'receive'} first"
-                if is_crossed
-                else "collectives are called in different orders"
-            )
+            if is_crossed and is_entered:
+                who = "both" if len(cycle) == _PAIR else "all"
+                evidence += f"{who} {'send' if operation.first.is_send else 'receive'} first"
+            elif is_transfer:
+                evidence += "their transfers do not match"
+            else:
+                evidence += "collectives are called in different orders"
             culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
             yield replace(culprit, stack=state.called_at)
 

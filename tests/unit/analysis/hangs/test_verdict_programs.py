@@ -243,6 +243,46 @@ def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
     assert (together.kind, together.culprits) == (HangKind.ALL_ENTERED, ())
 
 
+def transfer(name: str, number: int) -> dict[str, Any]:
+    fields = {"is_p2p": True, "p2p_seq_id": number, "collective_seq_id": 0, "state": "scheduled"}
+    return called(f"nccl:{name}", **fields)
+
+
+def test_a_ring_whose_ranks_all_send_in_a_first_batch_waits_for_itself() -> None:
+    last = [
+        [transfer(f"send {rank}->{(rank + 1) % 4}", 1), transfer(f"recv {rank}<-{rank - 1 & 3}", 2)]
+        for rank in range(4)
+    ]
+    hang = judge_hang(state_of(program_dumps(last)))
+
+    assert blamed(hang) == dict.fromkeys(range(4), HangKind.MISMATCH)
+    assert "all send first" in hang.sentence
+
+
+def test_a_rank_whose_batch_lacks_a_transfer_of_its_peer_is_named() -> None:
+    last = [
+        [transfer("send 0->1", 1), transfer("recv 0<-1", 1)],
+        [transfer("send 1->0", 1)],
+        [],
+    ]
+    hang = judge_hang(state_of(program_dumps(last)))
+
+    assert blamed(hang) == {1: HangKind.MISMATCH}
+    assert "never entered nccl:send 1 of default_pg (0) of the same batch" in hang.sentence
+
+
+def test_batches_to_other_peers_do_not_match() -> None:
+    last = [
+        [transfer("send 0->1", 1), transfer("recv 0<-2", 1)],
+        [transfer("send 1->2", 1), transfer("recv 1<-0", 1)],
+        [transfer("send 2->1", 1), transfer("recv 2<-0", 1)],
+    ]
+    hang = judge_hang(state_of(program_dumps(last)))
+
+    assert set(blamed(hang).values()) == {HangKind.MISMATCH}
+    assert "their transfers do not match" in hang.sentence
+
+
 def test_collectives_of_a_batch_are_compared_as_one() -> None:
     def batch(sizes: Sequence[int]) -> list[dict[str, Any]]:
         name, number = "nccl:_all_gather_base", 6
