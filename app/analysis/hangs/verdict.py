@@ -178,9 +178,10 @@ def judge_hang(job: JobState) -> Hang:
 
 
 def _most_are_missing(job: JobState, missing: Sequence[int]) -> bool:
-    """Return whether so many ranks left no file that these are incomplete rather than the ranks.
+    """Return whether most ranks left no file: then the files are incomplete.
 
-    If no recorder lists the ranks of a group, it may have fewer ranks than are numbered.
+    If no recorder lists the ranks of a group, it may have fewer ranks than are numbered, and a
+    quarter is enough.
     """
     is_listed = any(group.is_listed for group in job.groups)
     count = len(set(missing) - job.silent)
