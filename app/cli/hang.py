@@ -71,13 +71,13 @@ def _read(paths: Sequence[Path]) -> Iterator[HangFile]:
     for path in _files(paths):
         with reading(path):
             body = path.read_bytes()
-        file = read_hang_file(str(path), body)
-        if file is None:
+        files = read_hang_file(str(path), body)
+        yield from files
+        if not files:
             sys.stderr.write(
-                f"{path}: not read: neither a flight recorder's dump nor py-spy's nor ncclras's\n"
+                f"{path}: not read: neither a flight recorder's dump nor py-spy's nor ncclras's, "
+                "nor a log of PyTorch's watchdog\n"
             )
-        else:
-            yield file
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:

@@ -16,7 +16,9 @@ from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import Limits
 from app.errors import BodyTooLargeError, InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, Int64, RecordedDump, read_dump
-from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
+from app.hangs.pasted import is_py_spy_text, is_ras_text, ras_in_text, stack_in_text
+from app.hangs.ras import Communicator, heard_by_ras, is_ras, ras_job, read_ras, stack_of
+from app.hangs.watchdog import MOST_RANKS, dumps_in_log, is_watchdog_log
 from app.sessions.recordings.archive import unpacked
 
 # First bytes of the document in which a client describes the process of a silent rank.
@@ -62,12 +64,12 @@ def read_process(body: bytes) -> Process:
     return Process(process.pid, process.state, process.wait_channel)
 
 
-# Largest size of a file in bytes. The output of RAS may be larger, since it covers up to 16,384
-# ranks.
+# Largest size of a file in bytes. The output of RAS and logs may be larger, since they cover up to
+# 16,384 ranks.
 MOST_BYTES: Final = 32 * 1024 * 1024
 MOST_RAS_BYTES: Final = 128 * 1024 * 1024
-_MOST_RANKS: Final = 1 << 17
-_RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt))?$")
+_RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt|txt|log|out|err))?$")
+_JSON_LIST: Final = re.compile(rb"\s*\[\s*[{\]]")
 
 
 class FileKind(StrEnum):
@@ -97,17 +99,35 @@ class HangFile:
     process: Process | None = None
     communicators: tuple[Communicator, ...] = ()
 
+    @property
+    def is_log(self) -> bool:
+        """Return whether it was read from the log of a watchdog."""
+        return self.dump is not None and self.dump.is_log
+
 
 def kind_of(body: bytes) -> FileKind | None:
-    """Return the kind of a file, detected from its first bytes; None if unknown."""
-    start = body[:256].lstrip()[:1]
-    if start == b"[":
-        return FileKind.PY_SPY
+    """Return the kind of a file, detected from its content; None if unknown.
+
+    The log of a watchdog is a flight recorder's: it holds a part of what the dumps do.
+    """
     if is_process(body):
         return FileKind.PROCESS
-    if is_ras(body):
-        return FileKind.NCCL_RAS
-    return FileKind.FLIGHT_RECORDER if body.startswith(b"\x80") or start == b"{" else None
+    if not _is_text(body):
+        if _JSON_LIST.match(body):
+            return FileKind.PY_SPY
+        return FileKind.NCCL_RAS if is_ras(body) else FileKind.FLIGHT_RECORDER
+    kinds = (
+        (FileKind.PY_SPY, is_py_spy_text),
+        (FileKind.NCCL_RAS, is_ras_text),
+        (FileKind.FLIGHT_RECORDER, is_watchdog_log),
+    )
+    return next((kind for kind, is_it in kinds if is_it(body)), None)
+
+
+def _is_text(body: bytes) -> bool:
+    """Return whether a file is neither a pickle nor JSON."""
+    is_json = body[:256].lstrip()[:1] == b"{" or _JSON_LIST.match(body)
+    return not (body.startswith(b"\x80") or is_json)
 
 
 def rank_in_name(name: str) -> int | None:
@@ -116,13 +136,13 @@ def rank_in_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile | None:
-    """Return the parsed file; None if its kind is unknown.
+def read_hang_file(name: str, body: bytes, rank: int | None = None) -> tuple[HangFile, ...]:
+    """Return the parsed file, a log as one file for each rank; empty if its kind is unknown.
 
     Parameters
     ----------
     rank : int, optional
-        Rank of the file; by default the number at the end of its name.
+        Rank of the file; by default the number at the end of its name. Logs name ranks themselves.
 
     Raises
     ------
@@ -131,7 +151,7 @@ def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile 
     """
     kind = kind_of(body)
     if kind is None:
-        return None
+        return ()
     try:
         return _parsed(kind, name, body, rank)
     except InvalidTraceError as error:
@@ -140,29 +160,36 @@ def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile 
         ) from error
 
 
-def _parsed(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
-    most = MOST_RAS_BYTES if kind is FileKind.NCCL_RAS else MOST_BYTES
+def _parsed(kind: FileKind, name: str, body: bytes, rank: int | None) -> tuple[HangFile, ...]:
+    is_text = _is_text(body)
+    is_of_many = kind is FileKind.NCCL_RAS or (is_text and kind is FileKind.FLIGHT_RECORDER)
+    most = MOST_RAS_BYTES if is_of_many else MOST_BYTES
     if len(body) > most:
         raise InvalidTraceError(
             f"it has {len(body)} bytes, the most is {most}", code="hang.too_large"
         )
     if kind is FileKind.NCCL_RAS:
-        return HangFile(name, kind, None, communicators=read_ras(body))
+        communicators = ras_in_text(body) if is_text else read_ras(body)
+        return (HangFile(name, kind, None, communicators=communicators),)
+    if is_of_many:
+        dumps = dumps_in_log(body).items()
+        return tuple(HangFile(name, kind, each, dump=dump) for each, dump in dumps)
     if rank is None:
         rank = rank_in_name(name)
-    if rank is None or rank >= _MOST_RANKS:
+    if rank is None or rank >= MOST_RANKS:
         raise InvalidTraceError(
             "the name does not end with a rank, as _dump_0 or nccl_trace_rank_0",
             code="hang.no_rank",
         )
     if kind is FileKind.PY_SPY:
-        return HangFile(name, kind, rank, stack=stack_of(body))
+        stack = stack_in_text(body) if is_text else stack_of(body)
+        return (HangFile(name, kind, rank, stack=stack),)
     if kind is FileKind.PROCESS:
-        return HangFile(name, kind, rank, process=read_process(body))
-    return HangFile(name, kind, rank, dump=read_dump(body))
+        return (HangFile(name, kind, rank, process=read_process(body)),)
+    return (HangFile(name, kind, rank, dump=read_dump(body)),)
 
 
-def read_file_at(path: Path, limits: Limits, name: str, rank: int | None) -> HangFile | None:
+def read_file_at(path: Path, limits: Limits, name: str, rank: int | None) -> tuple[HangFile, ...]:
     """Return the parsed file at a path, plain or compressed; errors are those of `read_hang_file`.
 
     Raises
@@ -183,14 +210,14 @@ def unpack_files(
     ------
     InvalidTraceError, InvalidArchiveError, BodyTooLargeError
     """
-    files, not_read = [], []
+    files: list[HangFile] = []
+    not_read = []
     with unpacked(path, limits, directory=directory, nameless=True) as entries:
         for entry in entries:
-            file = read_hang_file(entry.name, _decompressed(entry.path, limits))
-            if file is None:
+            found = read_hang_file(entry.name, _decompressed(entry.path, limits))
+            files += found
+            if not found:
                 not_read.append(entry.name)
-            else:
-                files.append(file)
     return files, tuple(not_read)
 
 
@@ -211,11 +238,18 @@ def _decompressed(path: Path, limits: Limits) -> bytes:
     return b"".join(pieces)
 
 
+_ONLY_LOGS: Final = (
+    "The watchdog's log has the numbers of operations only: with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 "
+    "each rank writes a dump with sizes and lines of code."
+)
+
+
 def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
     """Return the state of a job, combined from all its files.
 
     Recorder dumps show what ranks wait for; without any, the counts of RAS do, and without these
-    the stacks. RAS also has the host and GPU of each rank. Dumps and stacks of a rank whose process
+    the stacks. RAS also has the host and GPU of each rank, and shows which ranks without a dump
+    answer. Dumps and stacks of a rank whose process
     its host describes are left out: the process no longer answers.
 
     Parameters
@@ -239,19 +273,29 @@ def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
     recorder = FlightRecorder()
     communicators: tuple[Communicator, ...] = ()
     stacks: dict[int, tuple[Frame, ...]] = {}
-    has_dumps = False
+    logged: dict[int, RecordedDump] = {}
+    dumped = set[int]()
     for file in files:
         if file.rank is None:
             communicators = file.communicators
         elif file.rank in silent:
             continue
+        elif file.dump is not None and file.is_log:
+            logged[file.rank] = file.dump
         elif file.dump is not None:
             recorder.add(file.rank, file.dump)
-            has_dumps = True
+            dumped.add(file.rank)
         else:
             stacks[file.rank] = file.stack
+    for rank, dump in logged.items():
+        if rank not in dumped:
+            # Logs have numbers of elements, and dumps have shapes.
+            recorder.add(rank, dump.without_tensors() if dumped else dump)
+    has_dumps = bool(dumped or logged)
     job = _combined(recorder if has_dumps else None, communicators, stacks, silent)
-    ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
+    if logged and not dumped:
+        job = replace(job, notes=(*job.notes, _ONLY_LOGS))
+    ranks = {rank: RankState(rank, is_recorded=False) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
         ranks[rank] = replace(ranks[rank], stack=stack)
     return replace(job, ranks=ranks, processes=processes, silent=silent)
@@ -266,12 +310,20 @@ def _combined(
     """Return the job's state by recorders, else by RAS; an empty state if there are only stacks."""
     if recorder is not None:
         job = recorder.job(silent)
-        return replace(job, places=ras_places(communicators)) if communicators else job
+        if not communicators:
+            return job
+        try:
+            heard, ras = dict(heard_by_ras(job, communicators)), ras_job(communicators)
+        except InvalidTraceError as error:
+            return replace(job, notes=(f"The output of RAS is left out: {error.message}.",))
+        return replace(job, ranks={**heard, **job.ranks}, places=ras.places, notes=ras.notes)
     if communicators:
         return ras_job(communicators)
     if stacks:
         return JobState(groups=(), ranks={})
     raise InvalidTraceError(
-        "There is neither a dump of a flight recorder nor one of RAS, nor a stack",
+        "There is neither a dump of a flight recorder nor one of RAS, nor a stack, nor a log of "
+        "PyTorch's watchdog; with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 each rank of a job that "
+        "hangs writes a dump",
         code="hang.no_dumps",
     )

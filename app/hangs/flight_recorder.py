@@ -15,19 +15,30 @@ from typing import Annotated, Final
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from app.analysis.hangs.state import Group, JobState, Pending, RankState, Reached
+from app.analysis.hangs.state import (
+    NO_TENSORS,
+    Frame,
+    Group,
+    JobState,
+    Pending,
+    RankState,
+    Reached,
+    Tensors,
+)
 from app.errors import Fault, InvalidTraceError
 from app.hangs.plain_pickle import plain_pickle
 
 _PICKLE: Final = b"\x80"
 _COMPLETED: Final = "completed"
-_DEFAULT_GROUP: Final = "default_pg"
+_COALESCED: Final = "coalesced"
+_NCCL: Final = "nccl:"
+DEFAULT_GROUP: Final = "default_pg"
 # Description that PyTorch writes for a process group without a description.
 _UNDESCRIBED: Final = "undefined"
 # Names of transfers, such as "nccl:send 0->3" or "gloo:recv 0<-3"; the numbers are ranks within the
 # group.
 _TRANSFER: Final = re.compile(r"(?:send|recv|isend|irecv)\s*(\d+)\s*(->|<-)\s*(\d+)$")
-_MOST_RANKS: Final = 1 << 20
+MOST_RANKS: Final = 1 << 20
 # Largest number of entries in a dump. A recorder holds a few thousand entries, and completed
 # entries are left out.
 _MOST_ENTRIES: Final = 1 << 16
@@ -38,6 +49,9 @@ _MOST_PENDING: Final = 256
 # Largest number of ranks in all groups together: four times that of 16,384 ranks in 64 groups each.
 _MOST_MEMBERS: Final = 1 << 22
 _PAIR: Final = 2
+# Largest numbers of tensors of an operation, and of frames of a stack from the innermost on.
+_MOST_TENSORS: Final = 64
+MOST_FRAMES: Final = 40
 _MOST_DIMENSIONS: Final = 64
 _LONGEST_NAME: Final = 512
 _LONGEST_INTEGER: Final = len(str(-(1 << 63)))
@@ -58,12 +72,7 @@ def _ranks_of(value: object) -> object:
     """Return the ranks in a text such as "[0, 1]", which pickles have instead of a list."""
     if not isinstance(value, str):
         return value
-    return [int(number) for number in re.findall(r"\d{1,9}", value)[:_MOST_RANKS]]
-
-
-def _first(value: object) -> object:
-    """Return a list with only the first of several input sizes."""
-    return value[:1] if isinstance(value, list | tuple) else value
+    return [int(number) for number in re.findall(r"\d{1,9}", value)[:MOST_RANKS]]
 
 
 Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
@@ -79,23 +88,27 @@ class Written(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-def invalid(error: ValidationError, code: str, what: str, whole: str) -> InvalidTraceError:
+def invalid(
+    error: ValidationError, code: str, what: str, whole: str, before: Sequence[str] = ()
+) -> InvalidTraceError:
     """Return the error for a document that does not match its model.
 
     Parameters
     ----------
     what, whole : str
         Start of the sentence, such as "It is no dump", and name of the whole document.
+    before : sequence of str, optional
+        Place of the value in the document.
     """
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])) or whole
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join((*before, *map(str, first["loc"]))) or whole
     message = f"{what}: {place}: {first['msg']}"
     return InvalidTraceError(message, code=code, faults=(Fault(code, message),))
 
 
 class _Group(Written):
     desc: Name = ""
-    ranks: Annotated[tuple[Int64, ...], BeforeValidator(_ranks_of)] = Field(max_length=_MOST_RANKS)
+    ranks: Annotated[tuple[Int64, ...], BeforeValidator(_ranks_of)] = Field(max_length=MOST_RANKS)
 
 
 class _Status(Written):
@@ -123,7 +136,50 @@ class _Entry(Written):
     retired: bool = False
     is_p2p: bool = False
     time_created_ns: Int64 | None = None
-    input_sizes: Annotated[tuple[_Size, ...], BeforeValidator(_first)] = ()
+    # Read by `_Details` for pending operations only: a small pickle may repeat a long list often.
+    input_sizes: object = ()
+    output_sizes: object = ()
+    input_dtypes: object = ()
+    output_dtypes: object = ()
+    frames: object = ()
+
+    @property
+    def key(self) -> tuple[tuple[str, str], bool, int]:
+        """Return group and number, which the members of a batch share."""
+        number = self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+        return self.process_group, self.is_p2p, number
+
+    @property
+    def is_batch(self) -> bool:
+        """Return whether the entry ends a batch of operations."""
+        return self.profiling_name.endswith(_COALESCED)
+
+
+def _beginning(most: int) -> BeforeValidator:
+    """Return a validator that keeps the first `most` members of a list."""
+    return BeforeValidator(lambda value: value[:most] if isinstance(value, list | tuple) else value)
+
+
+class RecordedFrame(Written):
+    """A frame of a stack as recorders and py-spy write it."""
+
+    name: str
+    filename: str
+    short_filename: str | None = None
+    line: Int64
+
+    @property
+    def frame(self) -> Frame:
+        """Return the frame, its file without the folder of the installation if that is known."""
+        return Frame(self.name, self.short_filename or self.filename, self.line)
+
+
+class _Details(Written):
+    input_sizes: Annotated[tuple[_Size, ...], _beginning(_MOST_TENSORS)] = ()
+    output_sizes: Annotated[tuple[_Size, ...], _beginning(_MOST_TENSORS)] = ()
+    input_dtypes: Annotated[tuple[Name, ...], _beginning(_MOST_TENSORS)] = ()
+    output_dtypes: Annotated[tuple[Name, ...], _beginning(_MOST_TENSORS)] = ()
+    frames: Annotated[tuple[RecordedFrame, ...], _beginning(MOST_FRAMES)] = ()
 
 
 def _bounded(value: object) -> object:
@@ -140,22 +196,90 @@ def _bounded(value: object) -> object:
     return value
 
 
-def _without_completed(value: object) -> object:
-    """Return the entries that are not completed, and one completed entry of each group."""
-    if not isinstance(value, list | tuple):
-        return value
-    kept, seen = [], set()
-    for entry in value:
-        if isinstance(entry, dict) and (entry.get("state") == _COMPLETED or entry.get("retired")):
-            group = entry.get("process_group")
-            names = tuple(group) if isinstance(group, list | tuple) and len(group) == _PAIR else ()
-            key = entry.get("pg_id"), names
-            if all(isinstance(part, str | int | None) for part in (key[0], *names)):
-                if key in seen:
-                    continue
+class _Ring:
+    """The entries of a dump as decoded, before their values are checked.
+
+    Entries that are over are left out, but for one of each group, which names the group. Over are
+    completed operations, and members of a batch whose ``coalesced`` entry is completed: their own
+    state stays ``scheduled`` for ever (pytorch#137969). An operation of NCCL that retires without
+    completing, or completes after its timeout, was aborted by the watchdog, so it is not over.
+    """
+
+    def __init__(self, entries: Sequence[object]) -> None:
+        self.used: list[object] = []
+        # By name of a group with transfers: the number of the last enqueued collective. The
+        # status of such a group has the number of a collective or of a transfer.
+        self.collectives: dict[str, int] = {}
+        self._batches = set[object]()
+        self._aborted: dict[tuple[object, ...], int] = {}
+        dicts = [entry for entry in entries if isinstance(entry, dict)]
+        for written in dicts:
+            name, key = written.get("profiling_name"), _batch_of(written)
+            is_over = written.get("state") == _COMPLETED and key is not None
+            if is_over and isinstance(name, str) and name.endswith(_COALESCED):
+                self._batches.add(key)
+        self._number_collectives(dicts)
+        seen = set[object]()
+        for entry in entries:
+            if not isinstance(entry, dict):
+                self.used.append(entry)
+            elif not self._is_over(entry):
+                is_aborted = entry.get("state") == _COMPLETED
+                state = "aborted" if is_aborted else entry.get("state", "")
+                self.used.append({**entry, "state": state, "retired": False})
+            elif (key := _group_of(entry)) is None or key not in seen:
                 seen.add(key)
-        kept.append(entry)
-    return kept
+                self.used.append({**entry, "state": _COMPLETED})
+
+    def _number_collectives(self, entries: Sequence[Mapping[str, object]]) -> None:
+        last: dict[str, int] = {}
+        transfers = set[str]()
+        for entry in entries:
+            key, number = _group_of(entry), entry.get("collective_seq_id")
+            if key is None or not isinstance(name := key[1], str):
+                continue
+            if entry.get("is_p2p"):
+                transfers.add(name)
+            elif isinstance(number, int):
+                last[name] = max(last.get(name, number), number)
+        self.collectives = {name: last[name] for name in transfers if name in last}
+
+    def _is_over(self, entry: Mapping[str, object]) -> bool:
+        name, state = entry.get("profiling_name"), entry.get("state")
+        is_nccl = isinstance(name, str) and name.startswith(_NCCL)
+        if state != _COMPLETED:
+            # Other recorders keep the state "scheduled" of completed operations.
+            return bool(entry.get("retired") and not is_nccl) or _batch_of(entry) in self._batches
+        created, completed = entry.get("time_created_ns"), entry.get("time_discovered_completed_ns")
+        timeout = entry.get("timeout_ms")
+        key = _group_of(entry)
+        if (
+            key is None
+            or not is_nccl
+            or not isinstance(created, int)
+            or not isinstance(completed, int)
+            or not isinstance(timeout, int)
+        ):
+            return True
+        if 0 < timeout <= (completed - created) / 1e6:
+            self._aborted.setdefault(key, completed)
+        # An abort ends the later operations of the group too.
+        return completed < self._aborted.get(key, completed + 1)
+
+
+def _group_of(entry: Mapping[str, object]) -> tuple[object, ...] | None:
+    """Return what identifies the group of an entry as decoded; None if it names none."""
+    group = entry.get("process_group")
+    names = tuple(group) if isinstance(group, list | tuple) and len(group) == _PAIR else ("", "")
+    key = entry.get("pg_id"), *names, entry.get("is_p2p")
+    return key if all(isinstance(part, str | int | None) for part in key) else None
+
+
+def _batch_of(entry: Mapping[str, object]) -> tuple[object, ...] | None:
+    """Return what identifies the batch of an entry as decoded; None if it is in none."""
+    group = _group_of(entry)
+    number = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id")
+    return (*group, number) if group is not None and isinstance(number, int) else None
 
 
 class _Dump(Written):
@@ -163,9 +287,7 @@ class _Dump(Written):
         max_length=_MOST_GROUPS
     )
     pg_status: dict[Int64, _Status] = Field(default_factory=dict, max_length=_MOST_GROUPS)
-    entries: Annotated[tuple[_Entry, ...], BeforeValidator(_without_completed)] = Field(
-        default=(), max_length=_MOST_ENTRIES
-    )
+    entries: tuple[_Entry, ...] = Field(default=(), max_length=_MOST_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +307,10 @@ class RecordedOperation:
     ----------
     collective, transfer : int
         Sequence number among the collectives, and among the sends and receives, of its group.
+    size : tuple of int
+        Shape of the first input, for servers before 0.3.0, which read stored files too.
+    is_transfer : bool
+        Whether it is a transfer or a batch of them, also if its name does not say the ranks.
     """
 
     group: str
@@ -193,15 +319,33 @@ class RecordedOperation:
     transfer: int
     size: tuple[int, ...]
     since_ns: int | None
+    tensors: Tensors = NO_TENSORS
+    has_started: bool | None = None
+    is_transfer: bool = False
+    called_at: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDump:
-    """The content of a dump that is used: groups, pending operations, and progress by group."""
+    """The content of a dump that is used: groups, pending operations, and progress by group.
+
+    Parameters
+    ----------
+    reached : mapping of str to Reached
+        By the name of a group.
+    is_log : bool
+        Whether it was read from the log of a watchdog, which has numbers only.
+    """
 
     groups: tuple[RecordedGroup, ...]
     pending: tuple[RecordedOperation, ...]
-    reached: Mapping[str, Reached]  # by the name of a group
+    reached: Mapping[str, Reached]
+    is_log: bool = False
+
+    def without_tensors(self) -> RecordedDump:
+        """Return the dump without sizes and types, which are then not compared."""
+        pending = (replace(operation, tensors=NO_TENSORS) for operation in self.pending)
+        return replace(self, pending=tuple(pending))
 
 
 def read_dump(body: bytes) -> RecordedDump:
@@ -221,8 +365,13 @@ def read_dump(body: bytes) -> RecordedDump:
             raise InvalidTraceError(
                 f"It is neither a pickle nor JSON: {error}", code=_INVALID
             ) from error
+    ring = _Ring(())
+    if isinstance(value, dict) and isinstance(entries := value.get("entries"), list | tuple):
+        ring = _Ring(entries)
+        value = {**value, "entries": ring.used}
     try:
         dump = _Dump.model_validate(value)
+        pending = _operations(dump.entries)
     except ValidationError as error:
         what = "It is no dump of a flight recorder"
         raise invalid(error, _INVALID, what, "the dump") from error
@@ -234,31 +383,64 @@ def read_dump(body: bytes) -> RecordedDump:
     for name, description in dict.fromkeys(entry.process_group for entry in dump.entries):
         groups.setdefault(name, RecordedGroup(name, description, None))
     names = _group_names(dump)
+    reached = {
+        names[number]: Reached(status.last_enqueued_collective, status.last_completed_collective)
+        for number, status in dump.pg_status.items()
+        if names.get(number) in groups
+    }
+    for name, number in ring.collectives.items():
+        if name in groups:
+            reached[name] = Reached(number, reached[name].completed if name in reached else -1)
+    return RecordedDump(tuple(groups.values()), pending, reached)
+
+
+def _operations(entries: Sequence[_Entry]) -> tuple[RecordedOperation, ...]:
+    """Return the first pending operations; collectives of one batch are one operation.
+
+    Raises
+    ------
+    ValidationError
+        The sizes, types or frames of an operation are none.
+    """
     pending = sorted(
-        (entry for entry in dump.entries if entry.state != _COMPLETED and not entry.retired),
+        (entry for entry in entries if entry.state != _COMPLETED and not entry.retired),
         key=lambda entry: entry.record_id,
     )
-    return RecordedDump(
-        groups=tuple(groups.values()),
-        pending=tuple(
+    batches = {entry.key for entry in pending if entry.is_batch}
+    transfers = {entry.key for entry in pending if entry.is_p2p and not entry.is_batch}
+    members: dict[object, list[_Entry]] = {}
+    for place, entry in enumerate(pending):
+        if entry.is_batch and entry.key in transfers:
+            continue  # each of its transfers is an operation
+        is_together = entry.key in batches and not entry.is_p2p
+        members.setdefault(entry.key if is_together else place, []).append(entry)
+        if len(members) > _MOST_PENDING:
+            break
+    operations: list[RecordedOperation] = []
+    for together in list(members.values())[:_MOST_PENDING]:
+        first = together[0]
+        details = [_Details.model_validate(entry, from_attributes=True) for entry in together]
+        inputs = tuple(size for each in details for size in each.input_sizes)
+        operations.append(
             RecordedOperation(
-                group=entry.process_group[0],
-                name=entry.profiling_name,
-                collective=entry.collective_seq_id,
-                transfer=entry.p2p_seq_id,
-                size=entry.input_sizes[0] if entry.input_sizes else (),
-                since_ns=entry.time_created_ns,
+                group=first.process_group[0],
+                name=first.profiling_name,
+                collective=first.collective_seq_id,
+                transfer=first.p2p_seq_id,
+                size=inputs[0] if inputs else (),
+                since_ns=first.time_created_ns,
+                tensors=Tensors(
+                    inputs,
+                    tuple(size for each in details for size in each.output_sizes),
+                    tuple(sorted({dtype for each in details for dtype in each.input_dtypes})),
+                ),
+                has_started={"started": True, "scheduled": False}.get(first.state),
+                is_transfer=first.is_p2p,
+                # The rank waits for its first operation, so that only its stack is kept.
+                called_at=() if operations else tuple(frame.frame for frame in details[0].frames),
             )
-            for entry in pending[:_MOST_PENDING]
-        ),
-        reached={
-            names[number]: Reached(
-                status.last_enqueued_collective, status.last_completed_collective
-            )
-            for number, status in dump.pg_status.items()
-            if names.get(number) in groups
-        },
-    )
+        )
+    return tuple(operations)
 
 
 class FlightRecorder:
@@ -303,23 +485,31 @@ class FlightRecorder:
             Further ranks of the job, without a dump.
         """
         groups = list(self._described)
+        listed: dict[str, list[int]] = {}
+        for index, group in enumerate(groups):
+            if index not in self._used_by:
+                listed.setdefault(group.name, []).append(index)
         # Ranks are numbered from 0 without gaps, although some ranks may have left no dump.
         everyone = tuple(range(max((*self._dumps, *others), default=-1) + 1))
+        same: dict[int, int] = {}  # by index of a group: that of the same group as others list it
         for index, ranks in self._used_by.items():
-            is_default = groups[index].description == _DEFAULT_GROUP
+            named = listed.get(groups[index].name, [])
+            if len(named) == 1 and ranks <= set(groups[named[0]].ranks):
+                same[index] = named[0]
+            is_default = groups[index].description == DEFAULT_GROUP
             members = everyone if is_default else tuple(sorted(ranks))
-            groups[index] = replace(groups[index], ranks=members)
-        states = {
-            rank: RankState(
+            groups[index] = replace(groups[index], ranks=members, is_listed=False)
+        states = {}
+        for rank, (dump, own) in self._dumps.items():
+            indices = {name: same.get(index, index) for name, index in own.items()}
+            states[rank] = RankState(
                 rank,
                 tuple(
-                    _pending(operation, groups, indices[operation.group])
+                    _pending(rank, operation, groups, indices[operation.group])
                     for operation in dump.pending
                 ),
                 {indices[name]: reached for name, reached in dump.reached.items()},
             )
-            for rank, (dump, indices) in self._dumps.items()
-        }
         return JobState(tuple(groups), states)
 
     def _group(self, group: RecordedGroup) -> int:
@@ -338,17 +528,23 @@ class FlightRecorder:
         return self._groups[key]
 
 
-def _pending(operation: RecordedOperation, groups: Sequence[Group], group: int) -> Pending:
+def _pending(
+    rank: int, operation: RecordedOperation, groups: Sequence[Group], group: int
+) -> Pending:
     transfer = _TRANSFER.search(operation.name)
     ranks = groups[group].ranks
     peer = ranks[int(transfer[3])] if transfer and int(transfer[3]) < len(ranks) else None
+    if operation.is_transfer and peer is None:
+        peer = rank  # a batch whose members are not recorded
     return Pending(
         group=group,
         number=operation.collective if peer is None else operation.transfer,
         name=operation.name if peer is None else operation.name.partition(" ")[0],
         peer=peer,
         is_send=transfer is not None and transfer[2] == "->",
-        size=operation.size,
+        tensors=operation.tensors,
+        has_started=operation.has_started,
+        called_at=operation.called_at,
         since_ns=operation.since_ns,
     )
 

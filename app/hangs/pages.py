@@ -153,7 +153,7 @@ KINDS: Final = {
     HangKind.NEVER_ENTERED: ("Never entered", "stuck on the host"),
     HangKind.DEVICE_STUCK: ("Device stuck", "entered, does not complete"),
     HangKind.SILENT: ("Silent", "left nothing"),
-    HangKind.MISMATCH: ("Mismatch", "called in different orders"),
+    HangKind.MISMATCH: ("Mismatch", "called differently"),
     HangKind.ALL_ENTERED: ("All entered", "none is missing"),
     HangKind.NOTHING_PENDING: ("Nothing pending", "no rank waits"),
 }
@@ -307,7 +307,6 @@ def heading_of(hang: Hang) -> str:
     if not hang.culprits:
         return hang.sentence.removesuffix(".")
     blamed = [culprit.rank for culprit in hang.culprits]
-    who = "1 rank waits" if len(hang.waiting) == 1 else f"{count(len(hang.waiting))} ranks wait"
     named = f"rank{'s' if len(blamed) > 1 else ''} {_and(blamed)}"
     operation = hang.culprits[0].operation.partition(" of ")[0]
     whys = {
@@ -316,7 +315,12 @@ def heading_of(hang: Hang) -> str:
         HangKind.SILENT: "which left nothing",
         HangKind.MISMATCH: f"which {_do(blamed, 'disagrees', 'disagree')} on {operation}",
     }
-    return f"{who} for {named}, {whys[hang.kind]}"
+    why = whys[hang.kind]
+    waiting = len({*hang.waiting}.difference(blamed))
+    if not waiting:
+        return f"{named.capitalize()} {why.removeprefix('which ')}"
+    who = "1 rank waits" if waiting == 1 else f"{count(waiting)} ranks wait"
+    return f"{who} for {named}, {why}"
 
 
 def _do(ranks: Sequence[int], singular: str, plural_verb: str) -> str:

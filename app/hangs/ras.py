@@ -9,25 +9,33 @@ its communicator waits for that rank. Format: `src/ras/client_support.cc` of NCC
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from app.analysis.hangs.state import Frame, Group, JobState, Pending, Place, RankState, Reached
 from app.errors import InvalidTraceError
-from app.hangs.flight_recorder import Int64, Written, invalid
+from app.hangs.flight_recorder import MOST_FRAMES, Int64, RecordedFrame, Written, invalid
 
 _INVALID: Final = "hang.invalid_ras"
 _MOST_RANKS: Final = 1 << 16
 _MOST_COMMUNICATORS: Final = 1 << 16
+# Ranks of the communicator of all processes, for each process that only other communicators list.
+_MOST_UNKNOWN: Final = 4
+_LONGEST_HASH: Final = 64
 # Sends and receives are left out of the counts, because their numbers may differ between ranks
 # without a fault.
-_TRANSFERS: Final = re.compile(r"Send|Recv")
+TRANSFERS: Final = re.compile(r"Send|Recv")
 # The pattern includes the key "communicators", because a recorder dump may begin with
 # "nccl_version", too.
 _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
+
+
+# A count beyond this is garbage: at a million operations a second it takes nine years.
+_Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 
 
 class _Process(Written):
@@ -39,7 +47,7 @@ class _Process(Written):
 
 
 class _Rank(_Process):
-    collective_counts: dict[str, Int64] = Field(default_factory=dict, max_length=64)
+    collective_counts: dict[str, _Count] = Field(default_factory=dict, max_length=64)
 
 
 class _MissingStatus(Written):
@@ -52,14 +60,21 @@ class _MissingRank(_Process):
 
 
 class _Communicator(Written):
-    hash: str = Field(max_length=64)
+    hash: str = Field(max_length=_LONGEST_HASH)
     size: Int64
     ranks: tuple[_Rank, ...] = Field(max_length=_MOST_RANKS)
     missing_ranks: tuple[_MissingRank, ...] = Field((), max_length=_MOST_RANKS)
 
+    @model_validator(mode="after")
+    def _has_each_rank_once(self) -> Self:
+        ranks = [process.rank for process in (*self.ranks, *self.missing_ranks)]
+        if len(set(ranks)) < len(ranks) or max(ranks, default=-1) >= self.size:
+            raise ValueError("its ranks are not those of a communicator of its size")
+        return self
+
 
 class _Document(Written):
-    communicators: tuple[_Communicator, ...] = Field(max_length=_MOST_COMMUNICATORS)
+    communicators: tuple[object, ...] = Field(max_length=_MOST_COMMUNICATORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +103,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator, and the processes in it that RAS lists."""
+    """A communicator, and the processes in it that RAS lists; none if they cannot be read."""
 
     name: str
     size: int
@@ -101,33 +116,48 @@ def is_ras(body: bytes) -> bool:
 
 
 def read_ras(body: bytes) -> tuple[Communicator, ...]:
-    """Return the communicators in the output of `ncclras -f json`.
+    """Return the communicators in the output of `ncclras -f json`; unreadable ones are empty.
 
     Raises
     ------
     InvalidTraceError
-        The body is no output of `ncclras -f json`.
+        The body is no output of `ncclras -f json`, or none of its communicators can be read.
     """
+    what = "It is not what ncclras prints"
     try:
         document = _Document.model_validate_json(body)
     except ValidationError as error:
-        what = "It is not what ncclras prints"
         raise invalid(error, _INVALID, what, "the document") from error
     communicators = []
-    for communicator in document.communicators:
-        members = []
-        for rank in communicator.ranks:
-            launched = {
-                name: count
-                for name, count in rank.collective_counts.items()
-                if count and not _TRANSFERS.search(name)
-            }
-            members.append(_member(rank, launched))
-        for missing in communicator.missing_ranks:
-            is_gone = missing.status.unresponsive or missing.status.considered_dead
-            members.append(_member(missing, None if is_gone else {}))
-        communicators.append(Communicator(communicator.hash, communicator.size, tuple(members)))
+    refused = None
+    for place, value in enumerate(document.communicators):
+        try:
+            communicators.append(_read_communicator(value))
+        except ValidationError as error:
+            # NCCL may fill a communicator that is being destroyed with garbage.
+            refused = refused or invalid(error, _INVALID, what, "", ("communicators", str(place)))
+            name = value.get("hash") if isinstance(value, dict) else None
+            name = name[:_LONGEST_HASH] if isinstance(name, str) else f"number {place}"
+            communicators.append(Communicator(name, 0, ()))
+    if refused is not None and not any(each.members for each in communicators):
+        raise refused
     return tuple(communicators)
+
+
+def _read_communicator(value: object) -> Communicator:
+    communicator = _Communicator.model_validate(value)
+    members = []
+    for rank in communicator.ranks:
+        launched = {
+            name: count
+            for name, count in rank.collective_counts.items()
+            if count and not TRANSFERS.search(name)
+        }
+        members.append(_member(rank, launched))
+    for missing in communicator.missing_ranks:
+        is_gone = missing.status.unresponsive or missing.status.considered_dead
+        members.append(_member(missing, None if is_gone else {}))
+    return Communicator(communicator.hash, communicator.size, tuple(members))
 
 
 def _member(process: _Process, launched: Mapping[str, int] | None) -> Member:
@@ -143,34 +173,25 @@ def ras_job(communicators: Sequence[Communicator]) -> JobState:
     InvalidTraceError
         ``hang.no_world``: no communicator has all processes, so that their ranks are unknown.
     """
-    ranks = _ranks_of_processes(communicators)
+    ranks, used = _ranks_of_processes(communicators)
     groups = []
     pending: dict[int, list[Pending]] = {}
     reached: dict[int, dict[int, Reached]] = {}
     silent = set[int]()
-    for index, communicator in enumerate(communicators):
+    names = {communicator.name for communicator in used}
+    for index, communicator in enumerate(used):
         members = {ranks[member.process]: member for member in communicator.members}
         groups.append(Group(communicator.name, "communicator", tuple(sorted(members))))
         silent |= {rank for rank, member in members.items() if member.launched is None}
         counts = {
             rank: member.launched for rank, member in members.items() if member.launched is not None
         }
-        totals = {rank: sum(launched.values()) for rank, launched in counts.items()}
-        most, least = max(totals.values(), default=0), min(totals.values(), default=0)
-        behind = [counts[rank] for rank, total in totals.items() if total == least]
-        fewest = {
-            name: min(counts_behind.get(name, 0) for counts_behind in behind)
-            for counts_behind in behind
-            for name in counts_behind
-        }
-        # If all answering ranks have launched the same number of collectives and other ranks do not
-        # answer, the answering ranks wait for them in the last collective.
-        number = most if most == least and len(counts) < len(members) else least + 1
-        for rank, total in totals.items():
-            reached.setdefault(rank, {})[index] = Reached(total, min(total, number - 1))
-            if 0 < number <= total:
-                name = _collective_ahead(counts[rank], fewest)
-                pending.setdefault(rank, []).append(Pending(index, number, name))
+        waits, number = _waits(counts, is_complete=len(counts) == len(members))
+        for rank in counts:
+            own = number if rank in waits else number - 1
+            reached.setdefault(rank, {})[index] = Reached(own, number - 1)
+            if rank in waits:
+                pending.setdefault(rank, []).append(Pending(index, number, waits[rank]))
     return JobState(
         tuple(groups),
         {
@@ -178,56 +199,132 @@ def ras_job(communicators: Sequence[Communicator]) -> JobState:
             for rank in ranks.values()
             if rank not in silent
         },
-        ras_places(communicators),
+        {
+            rank: Place(member.host or None, None if member.gpu < 0 else str(member.gpu))
+            for communicator in used
+            for member in communicator.members
+            for rank in (ranks[member.process],)
+        },
+        notes=tuple(
+            f"Communicator {name} of RAS is left out: its ranks cannot be read."
+            for name in dict.fromkeys(each.name for each in communicators)
+            if name not in names
+        ),
     )
 
 
-def ras_places(communicators: Sequence[Communicator]) -> dict[int, Place]:
-    """Return the host and the GPU of each rank, including ranks that do not answer."""
-    ranks = _ranks_of_processes(communicators)
-    return {
-        ranks[member.process]: Place(
-            member.host or None, None if member.gpu < 0 else str(member.gpu)
-        )
-        for communicator in communicators
-        for member in communicator.members
+def _waits(
+    counts: Mapping[int, Mapping[str, int]], *, is_complete: bool
+) -> tuple[Mapping[int, str], int]:
+    """Return the operations in which ranks wait, by rank, and their number, equal on all ranks.
+
+    Operations are counted by kind, as RAS does. A rank waits in the first operation of a kind that
+    it has launched more often than another rank. Ranks that have launched more of different kinds
+    call different operations under the same number.
+
+    Parameters
+    ----------
+    counts : mapping of int to mapping of str to int
+        Number of launched operations by kind, by rank.
+    is_complete : bool
+        Whether all ranks answer; otherwise they wait for the silent ranks in their last operation.
+    """
+    kinds = list(dict.fromkeys(kind for launched in counts.values() for kind in launched))
+    least = {kind: min(launched.get(kind, 0) for launched in counts.values()) for kind in kinds}
+    total = sum(least.values())
+    ahead = {
+        rank: frozenset(kind for kind, count in launched.items() if count > least[kind])
+        for rank, launched in counts.items()
     }
+    different = {own for own in ahead.values() if own}
+    if not different:
+        if is_complete or not total:
+            return {}, total + 1
+        name = kinds[0] if len(kinds) == 1 else "collective"
+        return dict.fromkeys(counts, name), total
+    common = frozenset.intersection(*different)
+    if not common:
+        words = {
+            own: " or ".join(f"{kind} {least[kind] + 1}" for kind in sorted(own))
+            for own in different
+        }
+        return {rank: words[own] for rank, own in ahead.items() if own}, total + 1
+    *others, last = sorted(common)
+    name = " or ".join((*(f"{kind} {least[kind] + 1}" for kind in others), last))
+    return {rank: name for rank, own in ahead.items() if own}, least[last] + 1
 
 
-def _collective_ahead(launched: Mapping[str, int], least: Mapping[str, int]) -> str:
-    """Return the kind of collective that a rank launched more often than the ranks behind."""
-    ahead = [name for name, count in launched.items() if count > least.get(name, 0)]
-    return ahead[0] if len(ahead) == 1 else "collective"
+def heard_by_ras(job: JobState, communicators: Sequence[Communicator]) -> Mapping[int, RankState]:
+    """Return the states of ranks that left no dump but answer to RAS.
+
+    A process group is the only communicator of the same ranks. PyTorch and NCCL may count from
+    different operations on, so the difference is that of a rank with a dump.
+    """
+    ranks, used = _ranks_of_processes(communicators)
+    by_ranks: dict[tuple[int, ...], list[int]] = {}
+    for index, group in enumerate(job.groups):
+        by_ranks.setdefault(tuple(sorted(group.ranks)), []).append(index)
+    launched: dict[tuple[int, ...], list[Mapping[int, int]]] = {}
+    heard = set[int]()
+    for communicator in used:
+        members = {ranks[member.process]: member for member in communicator.members}
+        answers = {
+            rank: sum(member.launched.values())
+            for rank, member in members.items()
+            if member.launched is not None
+        }
+        heard |= answers.keys()
+        launched.setdefault(tuple(sorted(members)), []).append(answers)
+    reached: dict[int, dict[int, Reached]] = {}
+    for key, of_communicators in launched.items():
+        indices = by_ranks.get(key, [])
+        if len(indices) != 1 or len(of_communicators) != 1:
+            continue
+        index, totals = indices[0], of_communicators[0]
+        differences = Counter(
+            state.reached[index].enqueued - totals[rank]
+            for rank, state in job.ranks.items()
+            if rank in totals and index in state.reached
+        )
+        for difference, _ in differences.most_common(1):
+            for rank, total in totals.items():
+                reached.setdefault(rank, {})[index] = Reached(total + difference, -1)
+    return {
+        rank: RankState(rank, reached=reached.get(rank, {}), is_recorded=False)
+        for rank in heard - job.ranks.keys()
+    }
 
 
 def _ranks_of_processes(
     communicators: Sequence[Communicator],
-) -> Mapping[tuple[str, int, int], int]:
-    """Return the global rank of each process: its rank in the communicator of all processes."""
+) -> tuple[Mapping[tuple[str, int, int], int], Sequence[Communicator]]:
+    """Return the global rank of each process: its rank in the communicator of all processes.
+
+    Also return the communicators of these processes; others, which list processes that do not
+    exist, are left out if they are few.
+    """
     processes = {
         member.process for communicator in communicators for member in communicator.members
     }
-    for communicator in communicators:
-        ranks = {member.process: member.rank for member in communicator.members}
-        if ranks.keys() == processes and len(set(ranks.values())) == len(processes):
-            return ranks
+    for world in sorted(communicators, key=lambda each: -len(each.members)):
+        ranks = {member.process: member.rank for member in world.members}
+        unknown = len(processes) - len(ranks)
+        if len(ranks) == len(world.members) and _MOST_UNKNOWN * unknown <= len(ranks):
+            return ranks, [
+                communicator
+                for communicator in communicators
+                if communicator.members
+                and all(member.process in ranks for member in communicator.members)
+            ]
+        break
     raise InvalidTraceError(
         f"No communicator has all {len(processes)} processes, so that nothing numbers them",
         code="hang.no_world",
     )
 
 
-# Largest number of frames of a stack that are kept, from the innermost on.
-MOST_FRAMES: Final = 40
 _MAIN: Final = "MainThread"
 _INVALID_STACKS: Final = "hang.invalid_stack"
-
-
-class _Frame(Written):
-    name: str
-    filename: str
-    short_filename: str | None = None
-    line: Int64
 
 
 class _Thread(Written):
@@ -236,7 +333,7 @@ class _Thread(Written):
     # null if the program has not imported threading
     thread_name: str | None = None
     owns_gil: bool = False
-    frames: tuple[_Frame, ...] = Field(max_length=1 << 16)
+    frames: tuple[RecordedFrame, ...] = Field(max_length=1 << 16)
 
     @property
     def is_main(self) -> bool:
@@ -266,7 +363,4 @@ def stack_of(body: bytes) -> tuple[Frame, ...]:
     if not threads:
         return ()
     training = max(threads, key=lambda thread: (thread.is_main, thread.owns_gil))
-    return tuple(
-        Frame(frame.name, frame.short_filename or frame.filename, frame.line)
-        for frame in training.frames[:MOST_FRAMES]
-    )
+    return tuple(frame.frame for frame in training.frames[:MOST_FRAMES])

@@ -141,19 +141,20 @@ def receive_hang(
     check_job_name(job)
     if archive_at(body.path) is None:
         settings = container.settings
-        file = call(
+        found = call(
             read_file_at,
             *(body.path, trace_limits(settings), name or "the body", rank),
             limits=allowance(body.size, settings.analysis_memory_limit_kib),
         )
-        if file is None:
+        if not found:
             raise InvalidTraceError(
-                "It is neither a flight recorder's dump nor py-spy's nor ncclras's",
+                "It is neither a flight recorder's dump nor py-spy's nor ncclras's, nor a log of "
+                "PyTorch's watchdog",
                 code="hang.unknown_file",
             )
         with container.uow() as tx:
             job_id = make_job(container, tx, job)
-            receipt = add_files(tx, job_id, [file])
+            receipt = add_files(tx, job_id, found)
             look(container, tx, group_of_job(tx, job_id))
     else:
         files, not_read = files_of(container.settings, body.path)
@@ -242,7 +243,8 @@ def add_files(
         .order_by(StoredHang.created_at.desc())
         .limit(1)
     ).scalar()
-    alive = {file.rank for file in files if file.kind is not FileKind.PROCESS}
+    # A log does not show that a rank still answers.
+    alive = {file.rank for file in files if file.kind is not FileKind.PROCESS and not file.is_log}
     latest: dict[tuple[FileKind, int | None], HangFile] = {}
     if hang is not None:
         stored = select(StoredHangFile.content).where(StoredHangFile.hang_id == hang.id)
@@ -250,6 +252,9 @@ def add_files(
             file = _FILE.validate_json(zstandard.decompress(content))
             if file.kind is not FileKind.PROCESS or file.rank not in alive:
                 latest[file.kind, file.rank] = file
+    # A log holds a part of what a dump does.
+    dumped = {key for key, file in latest.items() if not file.is_log}
+    files = [file for file in files if not file.is_log or (file.kind, file.rank) not in dumped]
     latest |= {(file.kind, file.rank): file for file in files}
     job = job_of(latest.values(), gone)
     if hosts:

@@ -215,14 +215,14 @@ def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
     """Yield the readable files of hanging ranks; count the unreadable files by code."""
     for name, text in sent.items():
         try:
-            file = read_hang_file(name, text.encode(errors="replace"))
+            files = read_hang_file(name, text.encode(errors="replace"))
         except InvalidTraceError as error:
             counts[error.stable_code] += 1
             continue
-        if file is None or file.kind is FileKind.NCCL_RAS:
+        if len(files) != 1 or files[0].kind is FileKind.NCCL_RAS:
             counts[UNKNOWN_FILE] += 1
         else:
-            yield file
+            yield files[0]
 
 
 def _summed(

@@ -147,10 +147,37 @@ def test_recordings(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(_HANGS))
 def test_files_of_hangs(name: str) -> None:
     def read(content: bytes) -> object:
-        file = read_hang_file(name, content, 0)
-        return None if file is None else job_of([file])
+        files = read_hang_file(name, content, 0)
+        return job_of(files) if files else None
 
     assert not too_expensive(name, json.dumps(_HANGS[name]).encode(), read)
+
+
+_LINES: Final = {
+    "py-spy": "Process 7: a\nPython v3\nThread 7 (idle): {n}\n    f{n} (a.py:{n})\n",
+    "ras": "#{n}-0 (ab) MISMATCH\n  Communicator ranks have different A{n} operation counts\n"
+    "  2 ranks have launched up to operation {n}\n  Rank {n} -- GPU 0 managed by process 1 on n\n",
+    "ras of one": "#0-0 (ab) MISMATCH\n  Communicator ranks have different A{n} operation counts\n"
+    "  {n} ranks have launched up to operation {n}\n",
+    "log": "[rank{n}]: [PG 1 (A{n}) Rank 0] last enqueued work: 9, last completed work: 8\n"
+    "[Rank {n}] WorkNCCL(SeqNum=9, OpType=A{n}\n",
+    "line": "[rank{n}]: [PG ID {n} PG GUID Rank 0] Rank 7] WorkNCCL(SeqNum= Process {n}: ",
+}
+
+
+@by_night
+@pytest.mark.parametrize("name", sorted(_LINES))
+def test_texts_of_hangs(name: str) -> None:
+    def cost_of(count: int) -> float:
+        body = "".join(_LINES[name].format(n=number) for number in range(count)).encode()
+        gc.collect()
+        begun_s = time.process_time()
+        with suppress(PacelineError):
+            job_of(read_hang_file("text_0", body))
+        return time.process_time() - begun_s
+
+    few_s, many_s = cost_of(5 * FEW), cost_of(5 * MANY)
+    assert many_s < MOST_RATIO * max(few_s, LEAST_S / MOST_RATIO)
 
 
 @by_night
@@ -161,11 +188,10 @@ def test_the_verdict_on_a_group_of_many_ranks() -> None:
         dump = Hanging(2, [[(0, 1)]]).dumps()[0]
         for group in dump["pg_config"].values():
             group["ranks"] = json.dumps(list(range(ranks)))
-        file = read_hang_file("_dump_0", json.dumps(dump).encode(), 0)
-        assert file is not None
+        files = read_hang_file("_dump_0", json.dumps(dump).encode(), 0)
         gc.collect()
         begun_s = time.process_time()
-        document = hang_document(job_of([file]))
+        document = hang_document(job_of(files))
         assert len(document.ranks) == ranks
         return time.process_time() - begun_s
 

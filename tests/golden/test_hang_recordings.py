@@ -25,8 +25,10 @@ def folder() -> Path:
 
 
 def hang_of(recording: Path) -> Hang:
-    files = [read_hang_file(path.name, path.read_bytes()) for path in sorted(recording.iterdir())]
-    return judge_hang(job_of(file for file in files if file is not None))
+    paths = sorted(recording.iterdir())
+    return judge_hang(
+        job_of(file for path in paths for file in read_hang_file(path.name, path.read_bytes()))
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ def hang_of(kind: str, directory: Path) -> Hang:
         timeout=LIMIT_S,
     )
     paths = sorted([*directory.glob("_dump_*"), *directory.glob("stack_*")])
-    files = [read_hang_file(path.name, path.read_bytes()) for path in paths]
-    return judge_hang(job_of(file for file in files if file is not None))
+    return judge_hang(
+        job_of(file for path in paths for file in read_hang_file(path.name, path.read_bytes()))
+    )
 
 
 def test_a_rank_that_sleeps_before_a_collective_is_named(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def hang_document(job: JobState) -> HangDocument:
     """Return the verdict on a stopped job, with the graph and the stacks that its page shows."""
     hang, waits = judge_hang(job), Waits.of(job)
     boxes, arrows = _graph(job, hang, waits)
-    blamed = {culprit.rank for culprit in hang.culprits}
+    blamed = {culprit.rank: culprit.stack for culprit in hang.culprits}
     lines = []
     for rank in job.world:
         state, number = job.ranks.get(rank), waits.of_rank.get(rank)
@@ -128,12 +128,19 @@ def hang_document(job: JobState) -> HangDocument:
     )
 
 
-def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
-    """Return the distinct stacks: those of culprits first, then by falling number of ranks."""
+def _stacks(job: JobState, blamed: Mapping[int, tuple[Frame, ...]]) -> tuple[FoldedStack, ...]:
+    """Return the distinct stacks: those of culprits first, then by falling number of ranks.
+
+    Parameters
+    ----------
+    blamed : mapping of int to tuple of Frame
+        Stacks of the culprits' calls, which recorders have too; empty if unknown.
+    """
     folded: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
     for rank, state in sorted(job.ranks.items()):
-        if state.stack:
-            folded.setdefault((rank in blamed, state.stack), []).append(rank)
+        stack = blamed.get(rank) or state.stack
+        if stack:
+            folded.setdefault((rank in blamed, stack), []).append(rank)
     ordered = sorted(folded.items(), key=lambda item: (not item[0][0], -len(item[1]), item[1]))
     return tuple(
         FoldedStack(tuple(ranks), frames, stuck=stuck) for (stuck, frames), ranks in ordered
@@ -150,7 +157,8 @@ def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tu
         if away and number is not None:
             first = waits.operations[number].first
             group = job.groups[first.group]
-            what = f"{first.name} {first.number:,} of {group.description or group.called}"
+            name = first.name or "operation"
+            what = f"{name} {first.number:,} of {group.description or group.called}"
             folded.setdefault((away, what), []).append(rank)
     boxes = list(_culprit_boxes(hang))
     for away in sorted({away for away, _ in folded}):

@@ -79,7 +79,8 @@ class Hang:
     kind : HangKind
         The culprits' kind, or without culprits the state of the job.
     waiting : tuple of int
-        Ranks that wait for the culprits, directly or indirectly.
+        Ranks that wait for the culprits, directly or indirectly; if there are none, all ranks with
+        a pending operation.
     chain : tuple of Link
         The links nearest to the culprits first.
     confidence : float
@@ -112,21 +113,39 @@ REMEDIES: Final = {
         "they are not."
     ),
     HangKind.MISMATCH: (
-        "The ranks' programs call collectives in different orders or of different sizes: compare "
-        "the code paths that lead to the operation named here; no machine is to blame."
+        "The ranks' programs call different collectives, or the same with different tensors: "
+        "compare the code paths that lead to the operation named here, such as a collective under "
+        "`if rank == 0`; no machine is to blame."
     ),
     HangKind.ALL_ENTERED: (
-        "Every rank has entered the operation: look at the network between the hosts of the group "
-        "(links, switches, NCCL_DEBUG=INFO); no rank is to blame."
+        "Compare the stacks of the ranks (py-spy dump), and look whether their GPUs compute "
+        "(nvidia-smi), before you look at the network between the hosts of the group; no rank is "
+        "to blame."
     ),
     HangKind.NOTHING_PENDING: "No rank waits for another one: look at what all of them do.",
 }
+# For ALL_ENTERED, if the devices of all ranks run the operation.
+ALL_STARTED: Final = (
+    "The devices of all ranks have started the operation: look at the network between the hosts of "
+    "the group (links, switches, NCCL_DEBUG=INFO); no rank is to blame."
+)
+# For MISMATCH, if as many ranks call the operation as do not.
+BOTH_SIDES: Final = (
+    "Half of the ranks call the operation and the other half does not: read the stacks of both "
+    "sides (py-spy dump). Either the call stands under a condition that not all ranks meet, or the "
+    "other half is late."
+)
+# For SILENT, if most ranks left no file.
+FEW_FILES: Final = (
+    "Most ranks left no file: collect the files of all ranks, or the output of ncclras -f json, "
+    "before you blame one of them."
+)
 
 
 def label(job: JobState, operation: Operation) -> str:
     """Return the name of an operation: ``all_reduce 7 of dp (1)``."""
     first = operation.first
-    return f"{first.name} {first.number} of {job.groups[first.group].called}"
+    return f"{first.name or 'operation'} {first.number} of {job.groups[first.group].called}"
 
 
 def code_words(frame: Frame) -> str:
@@ -143,8 +162,10 @@ def left_words(job: JobState, rank: int) -> str:
 
 
 def sentence_words(culprits: Sequence[Culprit], waiting: int) -> str:
-    """Return the verdict's sentence: the number of waiting ranks, the culprits, and evidence."""
+    """Return the verdict's sentence: the number of other waiting ranks, culprits, and evidence."""
     first = culprits[0]
+    if not waiting:
+        return f"Rank {first.rank} {first.evidence}."
     who = f"{waiting} rank waits" if waiting == 1 else f"{waiting} ranks wait"
     blamed = rank_words([culprit.rank for culprit in culprits])
     return f"{who} for {blamed}. Rank {first.rank} {first.evidence}."

@@ -9,16 +9,50 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: its global ranks, ordered by their numbers within the group."""
+    """A process group: its global ranks, ordered by their numbers within the group.
+
+    Parameters
+    ----------
+    is_listed : bool
+        Whether a recorder lists the ranks; otherwise they are those that used the group.
+    """
 
     name: str
     description: str
     ranks: tuple[int, ...]
+    is_listed: bool = True
 
     @property
     def called(self) -> str:
         """Return the words for the group: its description and name."""
         return f"{self.description} ({self.name})" if self.description else f"group {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A stack frame: function, file and line of code."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Shapes and types of the tensors of an operation; empty if unknown.
+
+    Parameters
+    ----------
+    dtypes : tuple of str
+        Distinct types, sorted.
+    """
+
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+NO_TENSORS: Final = Tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +65,15 @@ class Pending:
         Index into the groups of the job.
     number : int
         Sequence number among the collectives of the group, or its sends and receives.
+    name : str
+        Empty if unknown.
     peer : int or None
-        The global rank at the other end of a send or a receive; None for a collective.
-    size : tuple of int
-        Shape of the first input; empty if unknown.
+        The global rank at the other end of a send or a receive; None for a collective. The rank
+        itself if the recorder does not say which ranks a batch of transfers connects.
+    has_started : bool or None
+        Whether the device has started the operation; None if unknown.
+    called_at : tuple of Frame
+        Stack of the call, the innermost frame first; empty if unknown.
     """
 
     group: int
@@ -42,7 +81,9 @@ class Pending:
     name: str
     peer: int | None = None
     is_send: bool = False
-    size: tuple[int, ...] = ()
+    tensors: Tensors = NO_TENSORS
+    has_started: bool | None = None
+    called_at: tuple[Frame, ...] = ()
     since_ns: int | None = None
 
 
@@ -52,15 +93,6 @@ class Reached:
 
     enqueued: int
     completed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A stack frame: function, file and line of code."""
-
-    function: str
-    file: str
-    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +107,44 @@ class RankState:
         By index of the group, as far as recorded.
     stack : tuple of Frame
         The training thread, the innermost frame first; empty if unknown.
+    is_recorded : bool
+        Whether the rank's pending operations are known; without them a rank with none pending may
+        still wait in one.
     """
 
     rank: int
     pending: tuple[Pending, ...] = ()
     reached: Mapping[int, Reached] = field(default_factory=dict)
     stack: tuple[Frame, ...] = ()
+    is_recorded: bool = True
 
     @property
     def front(self) -> Pending | None:
         """Return the rank's first pending operation; None without pending operations."""
         return self.pending[0] if self.pending else None
+
+    @property
+    def batch(self) -> tuple[Pending, ...]:
+        """Return the transfers that the rank has begun together and waits for first."""
+        first = self.front
+        if first is None or first.peer is None:
+            return ()
+        if not first.number:
+            # Recorders before PyTorch 2.4 do not number transfers.
+            return (first,)
+        key = first.group, first.number
+        return tuple(
+            pending
+            for pending in self.pending
+            if pending.peer is not None and (pending.group, pending.number) == key
+        )
+
+    @property
+    def called_at(self) -> tuple[Frame, ...]:
+        """Return the stack in which the rank called its first pending operation, if known."""
+        if self.stack or self.front is None:
+            return self.stack
+        return self.front.called_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +223,8 @@ class JobState:
         By rank, for ranks that report nothing themselves.
     silent : frozenset of int
         Ranks that stopped reporting; other ranks without a state are unknown.
+    notes : tuple of str
+        Sentences about files, or parts of them, that are left out.
     """
 
     groups: tuple[Group, ...]
@@ -171,6 +232,7 @@ class JobState:
     places: Mapping[int, Place] = field(default_factory=dict)
     processes: Mapping[int, Process] = field(default_factory=dict)
     silent: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def place(self, rank: int) -> Place:
         """Return the host and GPU of a rank, as far as known."""

@@ -2,20 +2,22 @@
 
 Culprits come from the wait-for graph of pending operations. If the graph leads to no rank (gloo
 records no transfers; many jobs have no recorder), silent ranks are blamed. Without silent ranks,
-the stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch,
-or if most ranks are at the same lines; as all ranks run the same program, they wait for a rank at
-another line.
+the stacks of the training threads decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from app.analysis.hangs.findings import (
+    ALL_STARTED,
+    BOTH_SIDES,
+    FEW_FILES,
     REMEDIES,
     Culprit,
     Hang,
@@ -27,91 +29,12 @@ from app.analysis.hangs.findings import (
     rank_words,
     sentence_words,
 )
-from app.analysis.hangs.state import Frame, JobState, RankState
+from app.analysis.hangs.stacks import StackSplit, calling, is_wait, split_by_stacks
+from app.analysis.hangs.state import JobState, RankState
 from app.analysis.hangs.wait_graph import Operation, Waits
 
-# Frames in which PyTorch waits for other ranks or the device: part of the file's path, and the
-# beginning of the function's name.
-_WAITS: Final = (
-    ("torch/distributed/", ""),
-    ("torch/autograd/graph.py", "_engine_run_backward"),
-    ("torch/cuda/__init__.py", "synchronize"),
-    ("torch/cuda/streams.py", "synchronize"),
-    ("pipeline_parallel/p2p_communication.py", ""),
-    ("deepspeed/comm/", ""),
-)
-_OURS: Final = "/paceline_client/"
-_TORCH: Final = "/torch/"
-_INNERMOST: Final = 3  # compared frames; deeper ones differ by chance in loops of the framework
-_MOST_BLAMED: Final = 0.25  # share of ranks; more of them are no exception
-
-
-@dataclass(frozen=True, slots=True)
-class StackSplit:
-    """Ranks split by their stacks: waiting ranks, others, and the line where most ranks wait."""
-
-    waiting: tuple[int, ...]
-    others: tuple[int, ...]
-    line: Frame
-
-
-def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
-    """Return the ranks that wait and the ranks that do not; None if their stacks do not show it.
-
-    Stacks do not show it if fewer than half of the ranks have a stack, if all ranks wait, or if
-    more than a quarter of them (and more than one) do not wait.
-
-    Examples
-    --------
-    >>> def at(rank: int, function: str, file: str, line: int) -> RankState:
-    ...     return RankState(rank, stack=(Frame(function, file, line),))
-    >>> wait = ("_wait_batch_p2p", "torch/distributed/pipelining/schedules.py", 683)
-    >>> states = {0: at(0, *wait), 1: at(1, "forward", "train.py", 7), 2: at(2, *wait)}
-    >>> split = split_by_stacks(states)
-    >>> split.waiting, split.others
-    ((0, 2), (1,))
-    """
-    stacks: dict[int, tuple[Frame, ...]] = {}
-    for rank, state in sorted(ranks.items()):
-        if state.stack:
-            # Frames of Paceline's client around a wait of PyTorch are left out.
-            own = (n for n, frame in enumerate(state.stack) if _OURS not in frame.file)
-            first = next(own, 0)
-            stacks[rank] = state.stack[first:] if _is_wait(state.stack[first]) else state.stack
-    if len(stacks) < max(2, len(ranks) / 2):
-        return None
-    alike = Counter(stack[:_INNERMOST] for stack in stacks.values())
-    usual, count = alike.most_common(1)[0]
-    most_alike = count > len(stacks) / 2
-    waiting = {
-        rank: stack
-        for rank, stack in stacks.items()
-        if _is_wait(stack[0]) or (most_alike and stack[:_INNERMOST] == usual)
-    }
-    others = tuple(rank for rank in stacks if rank not in waiting)
-    if not others or not waiting or len(others) > max(1, len(stacks) * _MOST_BLAMED):
-        return None
-    lines = Counter(stack[0] for stack in waiting.values())
-    return StackSplit(tuple(waiting), others, lines.most_common(1)[0][0])
-
-
-def calling(stack: tuple[Frame, ...]) -> Frame:
-    """Return the innermost frame of the program or its framework, outside of PyTorch.
-
-    Examples
-    --------
-    >>> calling((Frame("all_reduce", "/lib/torch/distributed/c10d.py", 9), Frame("f", "a.py", 3)))
-    Frame(function='f', file='a.py', line=3)
-    """
-    own = (frame for frame in stack if _OURS not in frame.file and _TORCH not in frame.file)
-    return next(own, stack[0])
-
-
-def _is_wait(frame: Frame) -> bool:
-    return any(
-        place in frame.file and frame.function.startswith(function) for place, function in _WAITS
-    )
-
+_PAIR: Final = 2
+_SHAPES: Final = 3  # in a sentence
 
 # Confidence in culprits found by their stacks: a stack shows what a rank does at one moment, but
 # not why. A host's report on a process is certain, but not that other ranks wait for this process.
@@ -200,6 +123,13 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
 _BY_NUMBERS: Final = 0.95
 _BY_ABSENCE: Final = 0.8
 _IN_A_CYCLE: Final = 0.6  # ranks that wait for one another may have failed otherwise before
+# Confidence that few ranks call what the others rightly do not call: the others may be late.
+_BY_MINORITY: Final = 0.8
+_BOTH_SIDES: Final = 0.6
+_NOT_STARTED: Final = 0.7  # another kernel of the device may be at fault
+# Confidence if most ranks left no file: these are missing rather than silent.
+_FEW_FILES: Final = 0.3
+_MOST_UNLISTED: Final = 0.25  # missing ranks for each rank with a file
 
 
 def judge_hang(job: JobState) -> Hang:
@@ -207,77 +137,163 @@ def judge_hang(job: JobState) -> Hang:
 
     Culprits are the sinks of the wait-for graph: ranks that other ranks wait for and that wait for
     no rank. If ranks disagree on an operation, these ranks are the culprits, as no other rank can
-    resolve the mismatch.
+    resolve the mismatch; if most ranks never enter an operation, the few that call it.
     """
     waits = Waits.of(job)
-    culprits = list(_mismatches(job, waits.operations)) or [
-        *_sinks(job, waits),
-        *_cycles(job, waits),
-    ]
+    culprits = list(_mismatches(job, waits.operations))
+    if not culprits:
+        culprits = _callers_if_few(job, waits, list(_sinks(job, waits)))
+        culprits += _cycles(job, waits)
     blamed = [culprit.rank for culprit in culprits]
     distance = waits.distances(blamed)
     waiting = tuple(sorted(rank for rank, away in distance.items() if away))
-    chain = _chain(job, waits, distance)
     explained = {*waiting, *blamed}
-    notes = []
+    notes = list(job.notes)
     missing = [rank for rank in job.world if rank not in job.ranks]
     if missing:
         notes.append(f"Nothing is known of {rank_words(missing)}.")
     others = sorted(waits.of_rank.keys() - explained)
     if others and len(others) < len(waits.of_rank):
         notes.append(f"The waits of {rank_words(others)} do not lead to a rank named here.")
-    unknown = tuple(notes)
     if not culprits:
-        return _without_culprit(job, waits, unknown)
-    kind = culprits[0].kind
-    explained_share = len(set(waits.of_rank) & explained) / max(len(waits.of_rank), 1)
+        return _without_culprit(job, waits, tuple(notes))
+    kind, remedy = culprits[0].kind, REMEDIES[culprits[0].kind]
+    confidence = min(culprit.confidence for culprit in culprits)
+    if kind is not HangKind.MISMATCH:
+        confidence *= len(set(waits.of_rank) & explained) / max(len(waits.of_rank), 1)
+    elif any(culprit.kind is HangKind.NEVER_ENTERED for culprit in culprits):
+        remedy = BOTH_SIDES
+    if kind is HangKind.SILENT and _most_are_missing(job, missing):
+        confidence, remedy = min(confidence, _FEW_FILES), FEW_FILES
     return Hang(
         kind=kind,
         sentence=sentence_words(culprits, len(waiting)),
         culprits=tuple(culprits),
-        waiting=waiting,
-        chain=chain,
-        confidence=round(min(c.confidence for c in culprits) * explained_share, 3),
-        remedy=REMEDIES[kind],
-        unknown=unknown,
+        waiting=waiting or tuple(sorted(waits.of_rank)),
+        chain=_chain(job, waits, distance),
+        confidence=round(confidence, 3),
+        remedy=remedy,
+        unknown=tuple(notes),
     )
 
 
+def _most_are_missing(job: JobState, missing: Sequence[int]) -> bool:
+    """Return whether most ranks left no file: then the files are incomplete.
+
+    If no recorder lists the ranks of a group, it may have fewer ranks than are numbered, and a
+    quarter is enough.
+    """
+    is_listed = any(group.is_listed for group in job.groups)
+    count = len(set(missing) - job.silent)
+    return count > (len(job.ranks) if is_listed else len(job.ranks) * _MOST_UNLISTED)
+
+
 def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culprit]:
-    """Yield ranks that call another operation or size than most ranks of the group."""
+    """Yield ranks that call an operation otherwise than most ranks of the group."""
+    by_number: dict[tuple[int, int], list[Operation]] = {}
     for operation in operations:
-        if operation.first.peer is not None or len(operation.waiting) == 1:
-            continue
-        called: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        for rank in operation.waiting:
-            front = job.ranks[rank].pending[0]
-            # Ranks may call these operations with different sizes.
-            size = () if "all_to_all" in front.name or "gather" in front.name else front.size
-            called.setdefault((front.name, size), []).append(rank)
-        if len(called) == 1:
-            continue
-        usual = max(called, key=lambda call: len(called[call]))
-        fewer = [rank for call, ranks in called.items() if call != usual for rank in ranks]
-        even = len(fewer) * 2 >= len(operation.waiting)
-        for rank in sorted(operation.waiting if even else fewer):
-            front = job.ranks[rank].pending[0]
-            others = "the ranks do not agree"
-            if not even:
-                others = f"{len(called[usual])} ranks call {_call_words(*usual)}"
-            call_words = _call_words(front.name, front.size)
-            where = _called_in(job.ranks[rank])
-            evidence = f"calls {call_words} as number {front.number} of the group{where}; {others}"
-            culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _BY_NUMBERS)
-            yield replace(culprit, since_ns=front.since_ns, stack=job.ranks[rank].stack)
+        if operation.call is not None:
+            key = operation.first.group, operation.first.number
+            by_number.setdefault(key, []).append(operation)
+    for sides in by_number.values():
+        words = _words_of_calls(sides)
+        usual = max(range(len(sides)), key=lambda number: len(sides[number].waiting))
+        count = sum(len(side.waiting) for side in sides)
+        is_even = 2 * len(sides[usual].waiting) <= count
+        by_rank: dict[int, tuple[Operation, str, str]] = {}
+        for number, side in enumerate(sides):
+            if number == usual and not is_even:
+                continue
+            # Each text is made once, as thousands of ranks may call differently.
+            others = f"the ranks make {len(sides)} different calls"
+            if not is_even or len(sides) == _PAIR:
+                other = usual if number != usual else 1 - usual
+                ranks = len(sides[other].waiting)
+                who = "1 rank calls" if ranks == 1 else f"{ranks} ranks call"
+                others = f"{who} {words[other]}"
+            by_rank |= dict.fromkeys(side.waiting, (side, words[number], others))
+        for rank, (side, call, others) in sorted(by_rank.items()):
+            state, number = job.ranks[rank], side.first.number
+            called = f"calls {call} as number {number} of the group{_called_in(state)}"
+            evidence = f"{called}; {others}"
+            culprit = _culprit(job, rank, side, HangKind.MISMATCH, evidence, _BY_NUMBERS)
+            since_ns = state.pending[0].since_ns
+            yield replace(culprit, since_ns=since_ns, stack=state.called_at)
 
 
 def _called_in(state: RankState) -> str:
     """Return the clause about the code line that calls a rank's operation; empty if unknown."""
-    return f", called in {code_words(calling(state.stack))}" if state.stack else ""
+    stack = state.called_at
+    return f", called in {code_words(calling(stack))}" if stack else ""
 
 
-def _call_words(name: str, size: tuple[int, ...]) -> str:
-    return f"{name} of {'×'.join(map(str, size))}" if size else name
+def _words_of_calls(sides: Sequence[Operation]) -> Sequence[str]:
+    """Return the words for the calls of an operation, with everything in which they differ."""
+    calls = [side.call for side in sides if side.call is not None]
+    has_equal_inputs = len({call.tensors.inputs for call in calls}) == 1
+    has_other_outputs = has_equal_inputs and len({call.tensors.outputs for call in calls}) > 1
+    has_other_types = len({call.tensors.dtypes for call in calls}) > 1
+    texts = []
+    for call in calls:
+        text = (call.name or "an operation") + _sizes(" of ", call.tensors.inputs)
+        if has_other_outputs:
+            text += _sizes(" into ", call.tensors.outputs)
+        if has_other_types:
+            text += f" in {', '.join(call.tensors.dtypes)}"
+        texts.append(text)
+    return texts
+
+
+def _sizes(before: str, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return the words for shapes: `` of 8×16, 4``; equal shapes are counted."""
+    parts = []
+    for shape, equal in groupby(shapes):
+        count = len(list(equal))
+        times = f"{count} tensors of " if count > 1 else ""
+        parts.append(times + ("×".join(map(str, shape)) or "a scalar"))
+    more = f" and {len(parts) - _SHAPES} more" if len(parts) > _SHAPES else ""
+    return f"{before}{', '.join(parts[:_SHAPES])}{more}" if parts else ""
+
+
+def _callers_if_few(job: JobState, waits: Waits, sinks: list[Culprit]) -> list[Culprit]:
+    """Return the ranks that call a collective if most ranks never enter it, else the sinks.
+
+    All ranks run the same program: a call that few of them make stands under a condition that only
+    these ranks meet. If as many ranks call it as do not, either side may be wrong. Ranks whose
+    stacks show no wait are late, however many they are.
+    """
+    absent = {culprit.rank for culprit in sinks if culprit.kind is HangKind.NEVER_ENTERED}
+    is_otherwise = any(
+        culprit.kind is HangKind.DEVICE_STUCK or culprit.rank in job.silent for culprit in sinks
+    )
+    stacks = [job.ranks[rank].stack for rank in absent]
+    if is_otherwise or all(stack and not is_wait(stack[0]) for stack in stacks):
+        return sinks
+    waiting = sum(away > 0 for away in waits.distances(absent).values())
+    operations = [
+        operation
+        for operation in waits.operations
+        if operation.first.peer is None and not absent.isdisjoint(operation.absent)
+    ]
+    if not operations or len(absent) < waiting:
+        return sinks
+    callers = [caller for operation in operations for caller in _callers(job, operation)]
+    if len(absent) > waiting:
+        return callers
+    missing = [culprit for culprit in sinks if culprit.rank in absent]
+    return [replace(culprit, confidence=_BOTH_SIDES) for culprit in (*callers, *missing)]
+
+
+def _callers(job: JobState, operation: Operation) -> Iterator[Culprit]:
+    """Yield the ranks that wait in an operation as those that should not call it."""
+    others = f"which {rank_words(operation.absent)} "
+    others += "does not enter" if len(operation.absent) == 1 else "do not enter"
+    for rank in operation.waiting:
+        state = job.ranks[rank]
+        evidence = f"calls {label(job, operation)}{_called_in(state)}, {others}"
+        culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _BY_MINORITY)
+        since_ns = None if state.front is None else state.front.since_ns
+        yield replace(culprit, since_ns=since_ns, stack=state.called_at)
 
 
 def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
@@ -290,6 +306,12 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
             awaiting.setdefault(rank, place)
     beyond: dict[int, str] = {}
     absent: dict[int, str] = {}
+    idle = {
+        waits.of_rank[rank]
+        for operation in operations
+        if operation.call is None
+        for rank in operation.unlike
+    }
     for rank in waits.sinks():
         number = waits.of_rank.get(rank)
         if number is None:
@@ -299,13 +321,35 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
             yield _absent(job, rank, operations[place], absent[place])
             continue
         operation = waits.operations[number]
-        if not operation.beyond:
-            continue
-        if number not in beyond:
+        if operation.beyond and number not in beyond:
             have = "has" if len(operation.beyond) == 1 else "have"
             beyond[number] = f"{rank_words(operation.beyond)} {have} completed"
-        evidence = f"does not complete {label(job, operation)}, which {beyond[number]}"
-        yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
+        if number in beyond:
+            evidence = f"does not complete {label(job, operation)}, which {beyond[number]}"
+            yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
+        elif number in idle:
+            evidence = (
+                f"has enqueued {label(job, operation)}, but its device has not started it, "
+                "unlike those of the others"
+            )
+            yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _NOT_STARTED)
+        else:
+            yield from _unlike_batch(job, waits, rank, operation)
+
+
+def _unlike_batch(
+    job: JobState, waits: Waits, rank: int, operation: Operation
+) -> Iterator[Culprit]:
+    """Yield a rank whose peer meets its transfer in a batch with another one that it lacks."""
+    place = waits.of_rank.get(rank if operation.first.peer is None else operation.first.peer)
+    other = operation if place is None else waits.operations[place]
+    if rank in other.absent:
+        evidence = (
+            f"is in {label(job, operation)} with rank {operation.first.peer}, and never entered "
+            f"{label(job, other)} of the same batch"
+        )
+        culprit = _culprit(job, rank, other, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
+        yield replace(culprit, stack=job.ranks[rank].called_at)
 
 
 def _wait_words(operation: Operation) -> str:
@@ -328,9 +372,12 @@ def _absent(job: JobState, rank: int, operation: Operation, waiting: str) -> Cul
     state, what = job.ranks.get(rank), label(job, operation)
     if state is None:
         evidence = f"{left_words(job, rank)}, and {waiting} for it in {what}"
-        return _culprit(job, rank, operation, HangKind.SILENT, evidence, _BY_ABSENCE)
+        is_member = rank in job.silent or job.groups[operation.first.group].is_listed
+        sure = _BY_ABSENCE if is_member else _BY_STACKS
+        return _culprit(job, rank, operation, HangKind.SILENT, evidence, sure)
     inside = f"; it is in {code_words(state.stack[0])}" if state.stack else ""
-    evidence = f"has nothing pending and never entered {what}{inside}"
+    has_nothing = "has nothing pending and " if state.is_recorded else ""
+    evidence = f"{has_nothing}never entered {what}{inside}"
     sure = _BY_NUMBERS if operation.certain else _BY_ABSENCE
     culprit = _culprit(job, rank, operation, HangKind.NEVER_ENTERED, evidence, sure)
     return replace(culprit, stack=state.stack)
@@ -360,23 +407,49 @@ def _culprit(  # noqa: PLR0913, PLR0917 - the fields of a culprit
 def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
     """Yield ranks that wait for one another, each in an operation that the next has not entered.
 
-    If all ranks of a cycle have entered the operations of the others, no rank is to blame.
+    If fewer than half of the ranks of a group have entered one of the operations, only its callers
+    are yielded. Transfers that both ends have entered are no fault, unless all are sends, or all
+    receives, that wait for the next transfer of another rank.
     """
     for cycle in waits.cycles():
-        operations = [waits.operations[waits.of_rank[rank]] for rank in cycle]
+        places = dict.fromkeys(waits.of_rank[rank] for rank in cycle)
+        operations = [waits.operations[place] for place in places]
         members = set(cycle)
-        if not any(members & set(operation.absent) for operation in operations):
+        fronts = [operation.first for operation in operations]
+        is_transfer = any(front.peer is not None for front in fronts)
+        is_crossed = all(
+            front.peer is not None and front.is_send == fronts[0].is_send for front in fronts
+        )
+        is_entered = all(members.isdisjoint(operation.absent) for operation in operations)
+        if is_entered and is_transfer and not is_crossed:
             continue
-        for rank, operation in zip(cycle, operations, strict=True):
+        rare = [
+            operation
+            for operation in operations
+            if operation.first.peer is None
+            and 2 * len(operation.absent) > len(job.groups[operation.first.group].ranks)
+        ]
+        if len(rare) == 1:
+            yield from _callers(job, rare[0])
+            continue
+        places_of = {rank: place for place in places for rank in waits.operations[place].waiting}
+        for rank, place in sorted(places_of.items()):
+            operation = waits.operations[place]
             state = job.ranks[rank]
             wait = "waits" if len(operation.awaited) == 1 else "wait"
             evidence = (
                 f"waits in {label(job, operation)}{_called_in(state)} for "
                 f"{rank_words(operation.awaited)}, which in the end {wait} for this rank: "
-                "collectives are called in different orders"
             )
+            if is_crossed and is_entered:
+                who = "both" if len(cycle) == _PAIR else "all"
+                evidence += f"{who} {'send' if operation.first.is_send else 'receive'} first"
+            elif is_transfer:
+                evidence += "their transfers do not match"
+            else:
+                evidence += "collectives are called in different orders"
             culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
-            yield replace(culprit, stack=state.stack)
+            yield replace(culprit, stack=state.called_at)
 
 
 def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link, ...]:
@@ -410,13 +483,24 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         )
     operation = max(waits.operations, key=lambda operation: len(operation.waiting))
     what = label(job, operation)
+    group = job.groups[operation.first.group]
+    who = "All ranks"
+    if not group.is_listed or operation.unclear:
+        who = "All ranks whose operations are known"
+    fronts = [job.ranks[rank].front for rank in operation.waiting]
+    is_running = len(fronts) == len(group.ranks) and all(
+        front and front.has_started for front in fronts
+    )
+    if operation.unclear:
+        whether = f"Whether {rank_words(operation.unclear)} entered {what} is not recorded."
+        unknown = (*unknown, whether)
     return Hang(
         kind=HangKind.ALL_ENTERED,
-        sentence=f"All ranks have entered {what}, which does not complete: none is to blame.",
+        sentence=f"{who} have entered {what}, which does not complete: none is to blame.",
         culprits=(),
         waiting=tuple(sorted(waits.of_rank)),
         chain=_chain(job, waits, dict.fromkeys(waits.of_rank, 0)),
         confidence=0.0,
-        remedy=REMEDIES[HangKind.ALL_ENTERED],
+        remedy=ALL_STARTED if is_running else REMEDIES[HangKind.ALL_ENTERED],
         unknown=unknown,
     )

@@ -1,22 +1,42 @@
 """The wait-for graph of ranks and their pending operations.
 
 A rank waits for its first pending operation. An operation waits for the ranks that have not entered
-it, and for the ranks whose first pending operation is another operation. Operations are nodes, so
-that a group of n = 16,384 ranks has n edges and not n².
+it, for the ranks whose first pending operation is another operation, and for the ranks that call it
+differently under the same number. Operations are nodes, so that a group of n = 16,384 ranks has n
+edges and not n².
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from app.analysis.hangs.state import JobState, Pending, RankState
+from app.analysis.hangs.stacks import calling, is_wait
+from app.analysis.hangs.state import Frame, JobState, Pending, RankState, Tensors
+
+# Operations whose inputs, and whose outputs, may differ between ranks: uneven exchanges, and
+# operations whose tensors only one rank has.
+_UNEVEN_INPUTS: Final = re.compile(r"all_?to_?all|gather$|scatter$", re.IGNORECASE)
+_UNEVEN_OUTPUTS: Final = re.compile(r"all_?to_?all|(?<!all_)gather$|scatter$", re.IGNORECASE)
+_TWO_SIDES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a rank passes to a collective, as far as the ranks of the group must agree on it."""
+
+    name: str
+    tensors: Tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """Operation that is the first pending operation of some ranks.
+
+    Ranks that call a collective differently under the same number have an operation each.
 
     Parameters
     ----------
@@ -28,25 +48,31 @@ class Operation:
         Ranks that have entered the operation, but wait for another operation first.
     beyond : tuple of int
         Ranks that have completed the operation.
+    unclear : tuple of int
+        Ranks of which nothing shows whether they have entered the operation.
+    unlike : tuple of int
+        Ranks that have entered the operation with another call, or whose device has not started it.
     certain : bool
         Whether recorded sequence numbers show that the absent ranks have not entered the operation;
         otherwise the operation is only missing in their records.
-    names : tuple of str
-        Names of the operation on the waiting ranks; several if the ranks disagree.
+    call : Call or None
+        The call of the waiting ranks if other ranks call differently.
     """
 
     first: Pending
     waiting: tuple[int, ...]
-    absent: tuple[int, ...]
-    behind: tuple[int, ...]
-    beyond: tuple[int, ...]
-    certain: bool
-    names: tuple[str, ...]
+    absent: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+    beyond: tuple[int, ...] = ()
+    unclear: tuple[int, ...] = ()
+    unlike: tuple[int, ...] = ()
+    certain: bool = True
+    call: Call | None = None
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """Return the ranks that the operation waits for."""
-        return self.absent + self.behind
+        return self.absent + self.behind + self.unlike
 
 
 def operations_of(job: JobState) -> tuple[Operation, ...]:
@@ -62,7 +88,7 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
         if front.peer is None:
             waiting.setdefault((front.group, front.number), []).append(rank)
         else:
-            operations.append(_transfer(job, state, front, front.peer))
+            operations.append(_batch(job, state))
     # In a group with transfers, sequence numbers do not identify collectives: recorders keep a
     # single number for each group, the larger of the numbers of collectives and transfers.
     transferring = {
@@ -72,40 +98,113 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
         if pending.peer is not None
     }
     numbered = frozenset(range(len(job.groups))) - transferring
-    operations += [_collective(job, ranks, numbered) for ranks in waiting.values()]
+    for ranks in waiting.values():
+        operations += _by_call(job, _collective(job, ranks, numbered))
     return tuple(sorted(operations, key=lambda operation: operation.waiting))
 
 
 def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int]) -> Operation:
     """Return the collective in which some ranks wait."""
     fronts = {rank: job.ranks[rank].pending[0] for rank in waiting}
-    first = fronts[waiting[0]]
-    absent, behind, beyond = [], [], []
+    first = next((front for front in fronts.values() if front.name), fronts[waiting[0]])
+    lines = {calling(stack) for rank in waiting if (stack := job.ranks[rank].called_at)}
+    absent, behind, beyond, unclear = [], [], [], []
     certain = True
     for rank in job.groups[first.group].ranks:
         if rank in fronts:
             continue
         state = job.ranks.get(rank)
-        if state is not None and any(
+        if state is None:
+            absent.append(rank)
+            certain = False
+        elif any(
             pending.peer is None and (pending.group, pending.number) == (first.group, first.number)
             for pending in state.pending
         ):
             behind.append(rank)
-            continue
-        if state is not None and _has_passed(state, first, numbered):
-            beyond.append(rank)
-        else:
+        elif _has_passed(state, first, numbered):
+            # RAS counts launched operations, but not completed ones.
+            if state.is_recorded:
+                beyond.append(rank)
+        elif first.group in (state.reached.keys() & numbered):
             absent.append(rank)
-            certain &= state is not None and first.group in (state.reached.keys() & numbered)
+        elif _is_elsewhere(state, lines):
+            absent.append(rank)
+            certain = False
+        else:
+            unclear.append(rank)
     return Operation(
         first=first,
         waiting=tuple(waiting),
         absent=tuple(absent),
         behind=tuple(behind),
         beyond=tuple(beyond),
+        unclear=tuple(unclear),
         certain=certain,
-        names=tuple(sorted({front.name for front in fronts.values()})),
     )
+
+
+def _by_call(job: JobState, operation: Operation) -> Iterator[Operation]:
+    """Yield a collective once for each different call, or once for devices that have not begun."""
+    fronts = {rank: job.ranks[rank].pending[0] for rank in operation.waiting}
+    calls = _calls(fronts)
+    if len(calls) > 1:
+        usual = max(calls.values(), key=len)
+        others = tuple(sorted(fronts.keys() - set(usual)))
+        # Of several other sides each waits for one rank of the usual side: with all of its ranks,
+        # the graph would have n² edges.
+        awaited = tuple(usual) if len(calls) == _TWO_SIDES else tuple(usual[:1])
+        for call, ranks in calls.items():
+            unlike = others if ranks is usual else awaited
+            yield replace(
+                operation, first=fronts[ranks[0]], waiting=tuple(ranks), unlike=unlike, call=call
+            )
+        return
+    idle = tuple(rank for rank, front in fronts.items() if front.has_started is False)
+    started = tuple(rank for rank, front in fronts.items() if front.has_started)
+    if idle and len(idle) < len(started) and not operation.awaited:
+        yield replace(operation, first=fronts[started[0]], waiting=started, unlike=idle)
+        yield replace(operation, first=fronts[idle[0]], waiting=idle)
+        return
+    yield operation
+
+
+def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
+    """Return the ranks by their calls of one collective, the first rank's call first.
+
+    What is unknown of a rank is not compared.
+    """
+    names = {front.name for front in fronts.values()}
+    tensors = [front.tensors for front in fronts.values()]
+    has_names = all(names)
+    has_inputs = all(each.inputs for each in tensors) and not any(map(_UNEVEN_INPUTS.search, names))
+    has_outputs = all(each.outputs for each in tensors)
+    has_outputs &= not any(map(_UNEVEN_OUTPUTS.search, names))
+    has_dtypes = all(each.dtypes for each in tensors)
+    calls: dict[Call, list[int]] = {}
+    for rank, front in fronts.items():
+        compared = Tensors(
+            front.tensors.inputs if has_inputs else (),
+            front.tensors.outputs if has_outputs else (),
+            front.tensors.dtypes if has_dtypes else (),
+        )
+        calls.setdefault(Call(front.name if has_names else "", compared), []).append(rank)
+    return calls
+
+
+def _is_elsewhere(state: RankState, lines: Collection[Frame]) -> bool:
+    """Return whether a rank without an operation pending is not in it, by its record or stack.
+
+    Parameters
+    ----------
+    lines : collection of Frame
+        The lines of the program that call the operation, as far as known.
+    """
+    if state.is_recorded:
+        return True
+    if not state.stack:
+        return False
+    return not is_wait(state.stack[0]) or (bool(lines) and calling(state.stack) not in lines)
 
 
 def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) -> bool:
@@ -121,22 +220,36 @@ def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) 
     )
 
 
-def _transfer(job: JobState, waiting: RankState, first: Pending, peer: int) -> Operation:
-    """Return a rank's first pending send or receive; its peer is behind or has not entered it."""
-    rank, state = waiting.rank, job.ranks.get(peer)
-    meets = state is not None and any(
-        pending.peer == rank and pending.group == first.group and pending.is_send != first.is_send
-        for pending in state.pending
-    )
-    return Operation(
-        first=first,
-        waiting=(rank,),
-        absent=() if meets else (peer,),
-        behind=(peer,) if meets else (),
-        beyond=(),
-        certain=state is not None,
-        names=(first.name,),
-    )
+def _batch(job: JobState, waiting: RankState) -> Operation:
+    """Return the transfer that keeps a rank's first batch of transfers waiting.
+
+    Transfers of a batch run at the same time, so the rank waits for all of their peers: first for
+    those that have not entered theirs.
+    """
+    transfers = [_transfer(job, waiting, pending) for pending in waiting.batch]
+    return min(transfers, key=lambda each: (not each.absent, not each.behind))
+
+
+def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
+    """Return a rank's pending transfer, and whether its peer has entered it or is behind."""
+    rank, peer = waiting.rank, pending.peer
+    if peer is None or peer == rank:
+        return Operation(pending, (rank,))
+
+    def meets(other: Pending) -> bool:
+        is_opposite = other.is_send != pending.is_send
+        return other.peer == rank and other.group == pending.group and is_opposite
+
+    state = job.ranks.get(peer)
+    if state is None:
+        return Operation(pending, (rank,), absent=(peer,), certain=False)
+    if any(map(meets, state.batch)):
+        return Operation(pending, (rank,))
+    if any(map(meets, state.pending)):
+        return Operation(pending, (rank,), behind=(peer,))
+    if _is_elsewhere(state, set()):
+        return Operation(pending, (rank,), absent=(peer,))
+    return Operation(pending, (rank,), unclear=(peer,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

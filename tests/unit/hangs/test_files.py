@@ -14,6 +14,7 @@ from app.errors import InvalidTraceError
 from app.hangs.files import FileKind, HangFile, job_of, kind_of, rank_in_name, read_hang_file
 from tests.support.hanging import Hanging, as_json, pickled, ras, stack_dump
 from tests.support.nightly import drawn
+from tests.support.pasted import py_spy_text, ras_text, watchdog_log
 
 WORLD = [(0, 1, 2, 3)]
 HANGING = Hanging(4, [WORLD, [(0, 1), (2, 3)], WORLD], host_stops={2: 2})
@@ -33,6 +34,11 @@ EVERY = {
     FileKind.PY_SPY: STACK,
     FileKind.NCCL_RAS: as_json(ras(HANGING)),
 }
+TEXTS = {
+    "py-spy": py_spy_text([("collate", "/job/packing.py", 212)], children=1).encode(),
+    "ras": ras_text([{"AllReduce": 9 - (rank == 1), "AllGather": 3} for rank in range(6)]).encode(),
+    "watchdog": watchdog_log({0: (9, 7), 1: (9, 7), 2: (7, 7)}).encode(),
+}
 CODES = {
     "hang.invalid_dump",
     "hang.invalid_pickle",
@@ -45,8 +51,7 @@ CODES = {
 
 
 def read(name: str, body: bytes) -> HangFile:
-    found = read_hang_file(name, body)
-    assert found is not None
+    (found,) = read_hang_file(name, body)
     return found
 
 
@@ -68,6 +73,22 @@ def test_kinds_are_recognized_by_content() -> None:
     assert {kind: kind_of(body) for kind, body in EVERY.items()} == {kind: kind for kind in EVERY}
     assert kind_of(as_json(HANGING.dumps()[0])) is FileKind.FLIGHT_RECORDER
     assert kind_of(b"# Dumps") is None
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6),
+    text=st.sampled_from(sorted(TEXTS)),
+    written=st.text(alphabet="0123456789-()[]:# \t\r", max_size=24),
+)
+@drawn(200)
+def test_texts_with_lines_in_other_places_are_read_or_refused(
+    places: list[tuple[int, int]], text: str, written: str
+) -> None:
+    lines = TEXTS[text].decode().split("\n")
+    for start, end in places:
+        lines.insert(end % len(lines), lines[start % len(lines)])
+        lines[start % len(lines)] += written
+    assert code_of_refusal("\n".join(lines).encode()) in {None, *CODES}
 
 
 def test_dumps_stacks_and_ras_say_rank_line_and_gpu_together() -> None:
@@ -123,15 +144,15 @@ def test_refusals_begin_with_the_name_of_the_file() -> None:
 
 
 @given(
-    kind=st.sampled_from(sorted(EVERY)),
+    undamaged=st.sampled_from([*EVERY.values(), *TEXTS.values()]),
     changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.binary(max_size=6)), max_size=4),
     cut=st.integers(0, 1 << 16),
 )
 @drawn(600)
 def test_every_reader_reads_or_refuses_what_is_damaged(
-    kind: FileKind, changes: list[tuple[int, bytes]], cut: int
+    undamaged: bytes, changes: list[tuple[int, bytes]], cut: int
 ) -> None:
-    body = bytearray(EVERY[kind])
+    body = bytearray(undamaged)
     for at, written in changes:
         first = at % len(body)
         body[first : first + len(written)] = written
@@ -141,8 +162,8 @@ def test_every_reader_reads_or_refuses_what_is_damaged(
 def code_of_refusal(body: bytes) -> str | None:
     try:
         found = read_hang_file("dump_0", body)
-        if found is not None:
-            judge_hang(job_of([found]))
+        if found:
+            judge_hang(job_of(found))
     except InvalidTraceError as error:
         return error.stable_code
     return None

@@ -62,3 +62,13 @@ def test_16384_ranks_are_a_few_boxes() -> None:
     assert len(found.boxes) <= 4
     assert sum(len(box.ranks) for box in found.boxes) == 16_384
     assert len(found.arrows) <= 4
+
+
+def test_the_line_that_a_recorder_has_of_a_culprits_call_is_shown() -> None:
+    line = Frame("save", "/app/checkpoint.py", 77)
+    saving = Pending(0, 2, "nccl:broadcast", called_at=(line,))
+    ranks = {rank: RankState(rank, (), {0: Reached(1, 1)}) for rank in range(1, 4)}
+    ranks[0] = RankState(0, (saving,), {0: Reached(2, 1)})
+    found = hang_document(JobState((Group("0", "WORLD", (0, 1, 2, 3)),), ranks))
+
+    assert [(one.stuck, one.ranks, one.frames) for one in found.stacks] == [(True, (0,), (line,))]

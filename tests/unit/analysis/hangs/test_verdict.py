@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.hangs.findings import Hang, HangKind
-from app.analysis.hangs.state import Frame, Group, JobState, Pending, RankState
+from app.analysis.hangs.state import Frame, Group, JobState, Pending, RankState, Tensors
 from app.analysis.hangs.verdict import judge_hang
 from app.hangs.flight_recorder import FlightRecorder, read_dump
 from tests.support.hanging import Hanging, as_json
@@ -61,7 +61,9 @@ def test_the_planted_ranks_are_named_whatever_groups_there_are(
     groups = nested(*sizes)
     rounds = [groups[kind] for kind in (*kinds, "world")]
     world = sizes[0] * sizes[1] * sizes[2]
-    planted = data.draw(st.sets(st.integers(0, world - 1), min_size=1, max_size=min(2, world - 2)))
+    # If as many ranks stop as wait for them, either side may be wrong.
+    most = min(2, (world - 1) // 2)
+    planted = data.draw(st.sets(st.integers(0, world - 1), min_size=1, max_size=most))
     at = data.draw(st.integers(0, len(kinds)))
     hanging = Hanging(world, rounds, ahead=data.draw(st.integers(1, 6)))
     on_host = data.draw(st.booleans())
@@ -139,11 +141,14 @@ def test_collectives_in_different_orders_are_the_programs_fault() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [Pending(0, 5, "nccl:broadcast", size=(4,)), Pending(0, 5, "nccl:all_reduce", size=(5,))],
+    [
+        Pending(0, 5, "nccl:broadcast", tensors=Tensors(((4,),))),
+        Pending(0, 5, "nccl:all_reduce", tensors=Tensors(((5,),))),
+    ],
     ids=["another-operation", "another-size"],
 )
 def test_a_rank_that_calls_something_else_under_the_same_number_is_named(other: Pending) -> None:
-    usual = Pending(0, 5, "nccl:all_reduce", size=(4,))
+    usual = Pending(0, 5, "nccl:all_reduce", tensors=Tensors(((4,),)))
     job = JobState(
         (Group("0", "WORLD", (0, 1, 2)),),
         {0: RankState(0, (usual,)), 1: RankState(1, (other,)), 2: RankState(2, (usual,))},
@@ -212,24 +217,6 @@ def test_a_rank_is_waited_for_in_a_collective_rather_than_in_a_send_enqueued_ahe
     )
     (culprit,) = judge_hang(job).culprits
     assert culprit.operation == "nccl:all_to_all 5 of EXPERTS (0)"
-
-
-def test_ranks_that_exchange_and_have_both_entered_are_not_to_blame() -> None:
-    both = Group("0", "PIPELINE", (0, 1))
-    job = JobState(
-        (both,),
-        {
-            rank: RankState(
-                rank,
-                (
-                    Pending(0, 3, "nccl:send", peer=1 - rank, is_send=True),
-                    Pending(0, 4, "nccl:recv", peer=1 - rank),
-                ),
-            )
-            for rank in (0, 1)
-        },
-    )
-    assert judge_hang(job).kind is HangKind.ALL_ENTERED
 
 
 def test_a_rank_among_sixteen_thousand_is_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from app.analysis.hangs.findings import HangKind
+from app.analysis.hangs.stacks import split_by_stacks
 from app.analysis.hangs.state import Frame, JobState, Process, RankState
-from app.analysis.hangs.verdict import judge_hang, split_by_stacks
+from app.analysis.hangs.verdict import judge_hang
 
 REDUCING = (
     Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3012),
@@ -38,6 +41,28 @@ def test_ranks_that_are_in_one_line_of_the_users_wait_there() -> None:
     assert found is not None
     assert (found.waiting, found.others) == ((0, 1, 2), (3,))
     assert found.line == ITEM[0]
+
+
+def in_torch(function: str, line: int) -> tuple[Frame, ...]:
+    return (Frame(function, "torch/utils/data/dataloader.py", line), *LOADING[1:])
+
+
+@pytest.mark.parametrize("late", [2, 5, 7])
+def test_ranks_at_one_place_are_late_however_many_they_are(late: int) -> None:
+    """They are at different lines of the loader, in one call of the program."""
+    loading = [in_torch("_try_get_data", 1251 + rank % 2) for rank in range(late)]
+    hang = judge_hang(JobState(groups=(), ranks=ranks(*[REDUCING] * (8 - late), *loading)))
+
+    assert {one.rank: one.kind for one in hang.culprits} == dict.fromkeys(
+        range(8 - late, 8), HangKind.NEVER_ENTERED
+    )
+    assert hang.waiting == tuple(range(8 - late))
+
+
+def test_a_majority_at_one_line_waits_if_another_rank_is_at_a_third_place() -> None:
+    found = split_by_stacks(ranks(REDUCING, *[ITEM] * 5, LOADING))
+    assert found is not None
+    assert (found.waiting, found.others) == ((0, 1, 2, 3, 4, 5), (6,))
 
 
 def test_stacks_that_do_not_tell_blame_no_rank() -> None:

@@ -1,0 +1,166 @@
+"""Logs of PyTorch's watchdog: the numbers of the operations that each rank enqueued and completed.
+
+When a collective times out, the watchdog of each rank logs the numbers that a dump of the flight
+recorder has in its status (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). The cost of reading
+is proportional to the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from app.analysis.hangs.state import NO_TENSORS, Reached, Tensors
+from app.errors import InvalidTraceError
+from app.hangs.flight_recorder import (
+    DEFAULT_GROUP,
+    RecordedDump,
+    RecordedGroup,
+    RecordedOperation,
+)
+from app.hangs.pasted import lines_of
+
+MOST_RANKS: Final = 1 << 17
+_ANY: Final = re.compile(rb"[Ll]ast enqueued (?:NCCL )?work: |WorkNCCL\(SeqNum=")
+_GLOBAL: Final = re.compile(r"\[rank(\d{1,6})\]")
+_IN_GROUP: Final = re.compile(
+    r"\[PG (?:ID \d{1,9} PG GUID )?([^\s(\]]{1,128}) ?(?:\(([^)]{0,256})\))? ?Rank (\d{1,6})\]"
+)
+_STATUS: Final = re.compile(
+    r"[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,18}), last completed (?:NCCL )?work: (-?\d{1,18})"
+)
+_FAILED: Final = re.compile(r"(?:work sequence id|at work|at NCCL work): (\d{1,18})")
+_WORK: Final = re.compile(
+    r"Rank (\d{1,6})\] .{0,80}?WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w{1,64})"
+    r"(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?"
+)
+_MAIN_GROUP: Final = "0"  # the name that PyTorch gives the default group
+# Operations of which the log has neither the other rank nor a number of their own.
+_TRANSFERS: Final = ("nccl:send", "nccl:recv", "nccl:coalesced")
+# Names of the flight recorder that are not those of the log in lower case.
+_NAMES: Final = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "ALLTOALL": "all_to_all",
+    "_ALLGATHER_BASE": "_all_gather_base",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What a line of the log says about a rank in a group."""
+
+    description: str
+    enqueued: int
+    completed: int
+
+
+def is_watchdog_log(body: bytes) -> bool:
+    """Return whether a log has lines in which PyTorch's watchdog numbers operations."""
+    return _ANY.search(body) is not None
+
+
+def dumps_in_log(body: bytes) -> Mapping[int, RecordedDump]:
+    """Return, by rank, what the lines of the watchdog say: a dump with numbers only.
+
+    Raises
+    ------
+    InvalidTraceError
+        ``hang.invalid_dump``: no line of the watchdog names its rank.
+    """
+    log = _Log()
+    for line in lines_of(body):
+        if _HINT in line:
+            log.take(line)
+    return log.dumps()
+
+
+_HINT: Final = "ork"  # in "work: " and "WorkNCCL"
+
+
+class _Log:
+    """The watchdogs' lines of a log, read one by one."""
+
+    def __init__(self) -> None:
+        # by rank and name of a group
+        self._statuses: dict[tuple[int, str], _Status] = {}
+        self._failed: dict[tuple[int, str], int] = {}
+        # by rank and number
+        self._works: dict[tuple[int, int], tuple[str, Tensors]] = {}
+
+    def take(self, line: str) -> None:
+        """Read the next line."""
+        own = _GLOBAL.search(line)
+        if work := _WORK.search(line):
+            rank, number = int(own[1] if own else work[1]), int(work[2])
+            tensors = Tensors(((int(work[4]),),), ((int(work[5]),),)) if work[4] else NO_TENSORS
+            name = f"nccl:{_NAMES.get(work[3], work[3].lower())}"
+            if rank < MOST_RANKS:
+                self._works.setdefault((rank, number), (name, tensors))
+        group, status = _IN_GROUP.search(line), _STATUS.search(line)
+        if group is None or status is None:
+            return
+        name, description = group[1], group[2] or ""
+        is_main = name == _MAIN_GROUP or description == DEFAULT_GROUP
+        # In other groups the number after "Rank" is that within the group.
+        rank = int(own[1] if own else group[3]) if own or is_main else MOST_RANKS
+        if rank >= MOST_RANKS:
+            return
+        enqueued, completed = int(status[1]), int(status[2])
+        known = self._statuses.get((rank, name))
+        # The first line of a hang counts, because aborted operations are completed in later ones;
+        # a smaller number is that of another start of the job.
+        if known is None or enqueued < known.enqueued:
+            description = DEFAULT_GROUP if is_main else description
+            self._statuses[rank, name] = _Status(description, enqueued, completed)
+            self._failed.pop((rank, name), None)
+        if failed := _FAILED.search(line):
+            self._failed.setdefault((rank, name), int(failed[1]))
+
+    def dumps(self) -> Mapping[int, RecordedDump]:
+        """Return the dumps by rank; errors are those of `dumps_in_log`."""
+        statuses = self._statuses
+        if not statuses:
+            # Before 2.3, PyTorch logs only the operation that timed out.
+            statuses = {
+                (rank, _MAIN_GROUP): _Status(DEFAULT_GROUP, number, number - 1)
+                for rank, number in sorted(self._works, reverse=True)
+            }
+        if not statuses:
+            raise InvalidTraceError(
+                "None of the watchdog's lines names its rank; with "
+                "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 each rank writes a dump",
+                code="hang.invalid_dump",
+            )
+        groups: dict[int, list[RecordedGroup]] = {}
+        pending: dict[int, list[RecordedOperation]] = {}
+        reached: dict[int, dict[str, Reached]] = {}
+        for (rank, name), status in sorted(statuses.items(), key=lambda item: item[0]):
+            groups.setdefault(rank, []).append(RecordedGroup(name, status.description, None))
+            # PyTorch 2.3 logs an uninitialized number if no operation has completed.
+            completed = status.completed if status.completed <= status.enqueued else -1
+            failed = self._failed.get((rank, name))
+            number = max(completed, 0) + 1 if failed is None else failed
+            called, tensors = self._works.get((rank, number), ("", NO_TENSORS))
+            if called not in _TRANSFERS:
+                reached.setdefault(rank, {})[name] = Reached(status.enqueued, completed)
+            if failed is not None or completed < status.enqueued:
+                operation = RecordedOperation(
+                    group=name,
+                    name=called,
+                    collective=number,
+                    transfer=number,
+                    size=(),
+                    since_ns=None,
+                    tensors=tensors,
+                    is_transfer=called in _TRANSFERS,
+                )
+                pending.setdefault(rank, []).append(operation)
+        return {
+            rank: RecordedDump(
+                tuple(own), tuple(pending.get(rank, ())), reached.get(rank, {}), is_log=True
+            )
+            for rank, own in groups.items()
+        }
