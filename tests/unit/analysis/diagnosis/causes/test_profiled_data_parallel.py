@@ -1,4 +1,4 @@
-"""Pauses of hosts in recorded profiles, which no rank records and no loader covers."""
+"""Causes of recorded profiles of DDP and FSDP: pauses, loaders and lengths of batches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,15 @@ def test_a_slow_loader_of_one_rank_is_still_data_loading(tmp_path: Path) -> None
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.05)
 
 
-def test_a_healthy_job_has_no_pauses(tmp_path: Path) -> None:
+def test_batches_of_other_lengths_are_an_imbalance_of_no_worker(tmp_path: Path) -> None:
+    report, slowdown = report_of(replace(PLAIN, fault=Fault(lengths=0.4)), tmp_path)
+
+    assert [cause.cause for cause in report.causes] == ["sequence_length_imbalance"]
+    assert [fix.action for fix in report.recommendations] == ["even_microbatches"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.05)
+
+
+def test_a_healthy_job_has_no_cause(tmp_path: Path) -> None:
     report, _ = report_of(PLAIN, tmp_path)
 
     assert report.causes == ()
