@@ -57,7 +57,7 @@ class Fault:
     network_steps: frozenset[int] | None = None  # recorded steps with `network_factor`; None: all
     pauses: tuple[Pause, ...] = ()
     # standard deviation of the logarithm of a batch's length, drawn for each rank and step: kernels
-    # take as many times as long; batches have the mean length on average
+    # take as many times as long; recorded batches have a mean length of 1
     lengths: float = 0.0
 
 

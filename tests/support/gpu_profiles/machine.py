@@ -110,7 +110,7 @@ class Machine:
         # A generator of its own: a job without its fault draws the same other numbers.
         drawn = np.random.default_rng((self.job.seed, 1)).normal(0, 1, shape)
         lengths = np.exp(self.fault.lengths * drawn)
-        self._lengths = lengths / lengths.mean()
+        self._lengths = lengths / lengths[WARM_UP:].mean()
 
     def stream(self, number: int) -> Times:
         """Return when each rank's stream has done what was launched on it so far."""

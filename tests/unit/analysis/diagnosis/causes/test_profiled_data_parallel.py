@@ -78,8 +78,11 @@ def test_a_slow_loader_of_one_rank_is_still_data_loading(tmp_path: Path) -> None
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.05)
 
 
-def test_batches_of_other_lengths_are_an_imbalance_of_no_worker(tmp_path: Path) -> None:
-    report, slowdown = report_of(replace(PLAIN, fault=Fault(lengths=0.4)), tmp_path)
+@pytest.mark.parametrize("spread", [0.4, 1.2])
+def test_batches_of_other_lengths_are_an_imbalance_of_no_worker(
+    spread: float, tmp_path: Path
+) -> None:
+    report, slowdown = report_of(replace(PLAIN, fault=Fault(lengths=spread)), tmp_path)
 
     assert [cause.cause for cause in report.causes] == ["sequence_length_imbalance"]
     assert [fix.action for fix in report.recommendations] == ["even_microbatches"]
