@@ -31,6 +31,7 @@ from app.analysis.diagnosis.observation import (
     Observation,
     lower_median,
     scatter_of_most,
+    summed,
 )
 from app.analysis.diagnosis.recorded_lengths import computing_of_steps
 from app.analysis.diagnosis.session_view import Signs
@@ -62,6 +63,9 @@ class Thresholds:
     whole_rank: float = 0.75
     # A host pauses when it launches a computation this share of a step later than usual.
     pause: float = 0.02
+    # A host pauses in a backward when it takes this share longer than typical …
+    stall: float = 0.12
+    forward: float = 0.4  # …and its forward less than this share of that excess
     # Workers pause, rather than compute slowly, if this share of their excess is late launches.
     late: float = 0.5
 
@@ -87,8 +91,8 @@ def _find(signs: Signs) -> Finding | None:
         return None
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     ratio = both / median(both.swapaxes(0, 1))[:, None, :]
-    pauses = _pauses(signs)
-    paused = _relative_to_computing(observation, pauses)
+    pauses, stalls = _pauses(signs), _stalled_backwards(signs)
+    paused = _relative_to_computing(observation, summed([pauses, stalls]))
     rotation = _rotation(ratio + paused)
     if rotation is None:
         return None
@@ -105,6 +109,9 @@ def _find(signs: Signs) -> Finding | None:
             for node in observation.computations(name, stage):
                 taken = observation.recorded_ns[node] - explained.get(node, 0.0)
                 less[node] = np.maximum(taken, 0.0) * share[stage]
+    for node, stall in stalls.items():
+        stalled = np.where(rotation.slow[observation.layout.nodes.pp[node]], stall, 0.0)
+        less[node] = np.maximum(less.get(node, 0.0), stalled)
     struck = rotation.slowest >= 0
     by_step = rotation.ratio.max(axis=(0, 2))
     pausing = float(paused[rotation.slow].sum()) >= THRESHOLDS.late * float(
@@ -156,6 +163,32 @@ def _pauses(signs: Signs) -> dict[int, FloatArray]:
         if late_ns.any():
             pauses[node] = late_ns
     return pauses
+
+
+def _stalled_backwards(signs: Signs) -> dict[int, FloatArray]:
+    """Return the excess of single backwards that hosts pause in, by node, (steps, dp), ns.
+
+    Single forwards that stall are garbage collections, which do not lengthen backwards.
+    """
+    effects = signs.effects
+    if effects is None or signs.step_gaps is None:
+        return {}
+    passes = signs.observation.passes[BACKWARD_COMPUTE]
+    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * effects.noise)
+    stalls = {}
+    for nodes, times_ns, backward, forward in zip(
+        passes.nodes.tolist(),
+        passes.times_ns,
+        effects.residual[BACKWARD_COMPUTE],
+        effects.residual[FORWARD_COMPUTE],
+        strict=True,
+    ):
+        beyond = backward - 1
+        stalled = (beyond > limit) & (forward - 1 < THRESHOLDS.forward * beyond)
+        for place in np.flatnonzero(stalled.any(axis=(1, 2))).tolist():
+            excess = times_ns[place] - times_ns[place] / backward[place]
+            stalls[nodes[place]] = np.where(stalled[place], excess, 0.0).astype(np.float64)
+    return stalls
 
 
 def _relative_to_computing(
@@ -253,7 +286,7 @@ def _likeliest(rotation: _Rotation, *, pausing: bool) -> str:
     if pausing:
         return (
             "pauses that each host has at its own time, such as garbage collection: devices "
-            "compute as fast as usual, but are launched late. gc.freeze(), and collecting on all "
+            "compute as fast as usual, but wait for launches. gc.freeze(), and collecting on all "
             "ranks in the same step, shorten them"
         )
     stages = rotation.slow.shape[0]
