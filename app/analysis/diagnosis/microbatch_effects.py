@@ -39,6 +39,13 @@ class Thresholds:
     least_scatter: float = 0.025
     scatter_to_noise: float = 2.0  # …and by this many times the noise of one microbatch
     least_correlation: float = 0.6  # …and forward and backward correlate by this much
+    # With a single microbatch a step, microbatches differ when the times of most DP ranks scatter
+    # by this share in a step …
+    least_scatter_of_single: float = 0.05
+    # …and from step to step, with at most this autocorrelation: a host that is slow stays slow for
+    # some steps
+    most_autocorrelation: float = 0.5
+    fewest_ranks: int = 3  # …on at least this many DP ranks
     # Microbatches also differ when a few are long: when they exceed most microbatches of their step
     # by this share …
     long: float = 0.2
@@ -112,7 +119,7 @@ def compare_microbatches(
     """Return whether microbatches differ in length, by their times within a step and DP rank.
 
     Within a step and DP rank, a worker's slow spells cancel out, in which forwards and backwards
-    take long together too.
+    take long together too. A single microbatch a step is compared with those of the other DP ranks.
 
     Parameters
     ----------
@@ -122,6 +129,13 @@ def compare_microbatches(
         Their `of_steps`.
     """
     several = len(relative[BACKWARD_COMPUTE]) > 1
+    single = relative[BACKWARD_COMPUTE].shape[1] == 1
+    if single:
+        # The job's slow steps cancel out, in which all DP ranks take long.
+        by_step = {
+            name: np.broadcast_to(lower_median(values, axis=2)[..., None], values.shape)
+            for name, values in by_step.items()
+        }
     # A sample of the steps is enough here; all steps are needed only if lengths differ.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
     some = {
@@ -139,16 +153,20 @@ def compare_microbatches(
     scatter = float(backward.std() / backward.mean())
     # On the median DP rank: a single DP rank with slow spells is no difference on all ranks.
     by_lane = float(lower_median((high - low) / 2, axis=0))
+    least_scatter = THRESHOLDS.least_scatter
+    if single:
+        by_lane = min(by_lane, _scatter_over_ranks(lanes))
+        least_scatter = THRESHOLDS.least_scatter_of_single
     correlation = _correlation(forward, backward)
     long = 1 + max(THRESHOLDS.long, THRESHOLDS.long_to_noise * noise)
     if correlation >= THRESHOLDS.least_correlation and by_lane >= max(
-        THRESHOLDS.least_scatter, THRESHOLDS.scatter_to_noise * noise
+        least_scatter, THRESHOLDS.scatter_to_noise * noise
     ):
         return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
     # The stages' rates fitted to most microbatches do not hold for a few long microbatches.
     backward = _common(some[BACKWARD_COMPUTE], even[BACKWARD_COMPUTE])
     rare = False
-    if np.count_nonzero(backward > long) >= THRESHOLDS.fewest_long:
+    if not single and np.count_nonzero(backward > long) >= THRESHOLDS.fewest_long:
         forward = _common(some[FORWARD_COMPUTE], even[FORWARD_COMPUTE])
         rare = _few_are_long(forward > long, backward > long, several=several)
     differ = rare or _follow(lengths, relative[BACKWARD_COMPUTE])
@@ -157,6 +175,24 @@ def compare_microbatches(
         if forward.std() > 0 and backward.std() > 0:
             correlation = float(np.corrcoef(sample(forward), sample(backward))[0, 1])
     return Difference(differ, float(backward.std()), correlation, rare, long, noise, even)
+
+
+def _scatter_over_ranks(lanes: SingleArray) -> float:
+    """Return the scatter over DP ranks in the median step; 0 if it lasts for several steps.
+
+    `lanes` has the shape (steps, dp). A single slow worker, or a single one in each step, is no
+    scatter of most DP ranks.
+    """
+    steps, dp = lanes.shape
+    apart = np.log(lanes)
+    apart = apart - np.median(apart, axis=0)
+    if dp < THRESHOLDS.fewest_ranks or steps == 1 or not apart.any():
+        return 0.0
+    lasting = float((apart[1:] * apart[:-1]).sum() / np.square(apart).sum())
+    if lasting > THRESHOLDS.most_autocorrelation:
+        return 0.0
+    middle = np.median(apart, axis=1, keepdims=True)
+    return float(np.median(1.4826 * np.median(np.abs(apart - middle), axis=1)))
 
 
 def of_steps(relative: SingleArray) -> SingleArray:
@@ -253,6 +289,9 @@ def divide_out(
     interpreter lengthens backwards.
     """
     error = chance_margin(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
+    if relative[BACKWARD_COMPUTE].shape[1] == 1:
+        # A step of a single microbatch is as long as that, also if its length is rare.
+        error = np.inf
     several = len(relative[BACKWARD_COMPUTE]) > 1
     microbatches = {}
     for name in relative if several else (BACKWARD_COMPUTE,):

@@ -22,12 +22,15 @@ from app.analysis.replay.layout.dense import (
     Layout,
 )
 from app.analysis.replay.layout.host_operations import HostOperations
-from app.analysis.trace.model import BETWEEN_STEPS
+from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING
 from app.analysis.wording import name_list, percent
 
 # The evidence names the ranks whose wait is at least this share of the longest wait: all ranks load
 # batches, so each of them waits a little.
 _WAITS: Final = 0.1
+# A rank records the loading of each batch if it does so in this share of the steps: the recording
+# of a step may be cut.
+_LOADS: Final = 0.8
 
 # Times in ns by node, each of shape (steps, dp).
 ByNode = Mapping[int, FloatArray]
@@ -94,6 +97,30 @@ def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
     return {
         node: np.maximum(delay - sum((of.get(node, 0.0) for of in recorded), 0.0), 0.0)
         for node, delay in late.items()
+    }
+
+
+def loading_recorded(signs: Signs) -> BoolArray:
+    """Return which DP ranks record the loading of each batch, shape (dp,).
+
+    Their steps wait for data only while they are recorded to load a batch.
+    """
+    layout = signs.observation.layout
+    steps = np.zeros(layout.dp, dtype=np.int64)
+    if signs.step_gaps is not None:
+        loading = signs.step_gaps.host_operations.of(DATA_LOADING)
+        recorded = np.unique(np.stack([loading.dp, loading.step]), axis=1)
+        steps += np.bincount(recorded[0], minlength=layout.dp)[: layout.dp]
+    return np.asarray(steps >= _LOADS * len(layout.steps))
+
+
+def unloaded_first_delays(signs: Signs) -> dict[int, FloatArray]:
+    """Return the part of `unnamed_first_delays` that cannot be a wait for data, by node, ns."""
+    recorded = loading_recorded(signs)
+    if not recorded.any():
+        return {}
+    return {
+        node: np.where(recorded, delay, 0.0) for node, delay in unnamed_first_delays(signs).items()
     }
 
 

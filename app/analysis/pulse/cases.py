@@ -161,6 +161,11 @@ class CaseTracker:
                 has_case[case.subjects] = True
         return has_case
 
+    @property
+    def rotates(self) -> bool:
+        """Return whether a case is open whose slow rank changes."""
+        return any(case.rotating and not case.over for case in self.cases)
+
     def judge(self, view: GroupView) -> None:
         """Open notices of newly slow subjects, and clear notices of recovered subjects."""
         for subject in view.charts.is_cleared():
@@ -321,7 +326,7 @@ class CaseTracker:
         if charts.postpone_spells(subject):
             return
         charts.forget(subject)
-        if any(case.rotating and not case.over for case in self.cases):
+        if self.rotates:
             return
         if any(
             subject in case.subjects and case.kind is NoticeKind.SPELLS and not case.over

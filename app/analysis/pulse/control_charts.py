@@ -188,6 +188,13 @@ class Charts:
         self.spells[subject] = 0.0
         self.rise[subject] = NOT_RISING
 
+    def forget_ranks(self, subjects: Subjects) -> None:
+        """Reset the scores of stages and ranks that would get a notice now."""
+        would = self.is_noticed().tolist() + self.has_spells().tolist()
+        for subject in would:
+            if subject >= subjects.of_stages.start:
+                self.forget(subject)
+
     def postpone_spells(self, subject: int) -> bool:
         """Return whether a subject is slow now; if so, keep its spell score below the threshold.
 

@@ -21,6 +21,7 @@ from app.analysis.pulse.expected_times import Expected, History, Trend
 from app.analysis.pulse.heartbeats import USUAL, HeartbeatMonitor, Limits
 from app.analysis.pulse.measurements import REST, Measured, Subjects
 from app.analysis.pulse.medians import median_of_rows
+from app.analysis.pulse.moving_pauses import MovingPauses
 from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
@@ -51,6 +52,7 @@ class Watch:
     history: History = field(default_factory=History)
     trend: Trend = field(default_factory=Trend)
     tracker: CaseTracker = field(default_factory=CaseTracker)
+    pauses: MovingPauses = field(default_factory=MovingPauses)
 
     @classmethod
     def begin(cls, steps: Steps, hosts: Mapping[int, str]) -> Watch:
@@ -121,17 +123,26 @@ class Watch:
         residuals.values[first] = np.nan
         usual = self.expected.usual_step_ns, self.expected.rest_ns
         stalls.look(steps, usual[0], usual[0] - usual[1], self.usual_parts_ns, first)
+        # The ranks' usual differences are learned from the first stretch.
+        has_usual = self.closed >= FIRST_STEPS + STRETCH
         kept = len(self.history.numbers)
         self.history.add(steps.steps, steps.closed_ns, residuals, measured.stretch)
         at, values = 0, residuals.values
         while at < len(values):
             run = self.charts.run(values[at:], steps.steps[at:])
             crossings = np.flatnonzero(run.crossed.any(axis=1))
+            stop = at + int(crossings[0]) + 1 if len(crossings) else len(values)
+            if has_usual:
+                some, known = slice(at, stop), self.tracker.rotates
+                of_ranks = values[some, subjects.of_ranks]
+                self.pauses.look(measured.some(some), of_ranks, subjects, ledger, known=known)
+            self.charts.take(run, stop - at - 1)
+            at = stop
             if not len(crossings):
-                self.charts.take(run, len(values) - at - 1)
                 break
-            self.charts.take(run, int(crossings[0]))
-            at += int(crossings[0]) + 1
+            if self.pauses.noticed:
+                # Pauses that move make ranks look slow for a few steps.
+                self.charts.forget_ranks(subjects)
             self.tracker.judge(self._view(subjects, ledger, hosts, kept + at))
         self.history.trim()
 
@@ -172,7 +183,9 @@ class Watch:
     def end(self, ledger: Ledger) -> None:
         """Clear the open notices when the process group has ended."""
         last = self.history.numbers[-1:]
-        self.tracker.end(int(last[0]) if len(last) else 0, ledger)
+        step = int(last[0]) if len(last) else 0
+        self.tracker.end(step, ledger)
+        self.pauses.end(step, ledger)
 
 
 # The error of a clock is stored and corrected if it differs from the median of all clocks by more

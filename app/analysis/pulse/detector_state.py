@@ -23,6 +23,7 @@ from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.detector import Detector, Watch
 from app.analysis.pulse.expected_times import Expected, History, Trend
 from app.analysis.pulse.heartbeats import HeartbeatMonitor, LastSeen
+from app.analysis.pulse.moving_pauses import MovingPauses
 from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, Part
 from app.analysis.pulse.stalls import StallCount, Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
@@ -32,6 +33,7 @@ _CLASSES: Final = {
     cls.__name__: cls
     for cls in (
         *(Detector, StepAssembler, Watch, Expected, Charts, History, Trend, CaseTracker, Case),
+        MovingPauses,
         *(Stalls, StallCount, Ledger, Notice, Evidence, HeartbeatMonitor, LastSeen),
     )
 }

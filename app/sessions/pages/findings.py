@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Final, TypedDict
 
 from markupsafe import Markup
 
-from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import KINDS, cause_of, title_of
+from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import WHY_S_DIFFERS, Headline, HeadlineKind, why_published
+from app.analysis.diagnosis.locations import Worker
 from app.analysis.replay.confidence import Interval
-from app.analysis.report.document import Recommendation, Report
+from app.analysis.report.document import NamedCause, Recommendation, Report
 from app.analysis.report.session_verdict import GpuOfWorker
 from app.analysis.trace.rank_metadata import node_label
 from app.web.format import (
@@ -172,8 +176,40 @@ def cost(slowdown: float) -> float:
     return 1 - 1 / slowdown if slowdown > 0 else 0.0
 
 
+def workers_of(cause: NamedCause, report: Report) -> frozenset[Worker]:
+    """Return the workers that a cause names: as such, or as a DP rank, a stage or a link."""
+    where, sizes = cause.where, report.sizes
+    links = {(dp, pp) for dp, *ends in where.links or () for pp in ends}
+    if where.workers or links:
+        return frozenset(where.workers) | links
+    stages = {stage for stage in (where.stage, *where.stages) if stage is not None}
+    if where.dp is None and not stages:
+        return frozenset()
+    ranks = range(sizes.dp) if where.dp is None else [where.dp]
+    return frozenset((dp, pp) for dp in ranks for pp in stages or range(sizes.pp))
+
+
+def _beside(workers: Collection[Worker], report: Report) -> str:
+    """Return what a finding about workers adds, if the causes do not name them; else nothing."""
+    named = frozenset[Worker]().union(*(workers_of(cause, report) for cause in report.causes))
+    return "" if named.issuperset(workers) else f"; {_first_cause(report)}"
+
+
+def _first_cause(report: Report) -> str:
+    """Return the words for the first cause and its place, which a finding must not contradict."""
+    first = next((cause for cause in report.causes if cause.cause != UNKNOWN), None)
+    if first is None:
+        return "no cause is named"
+    title, workers = title_of(first.cause), first.where.workers
+    place = f", on worker {worker(*workers[0])}" if len(workers) == 1 else ""
+    return f"the cause named is {title[:1].lower()}{title[1:]}{place}"
+
+
 def map_finding(report: Report) -> str:
-    """Return the title of the worker map: the workers that stand out and their cost."""
+    """Return the title of the worker map: the workers that stand out and their cost.
+
+    A worker's cost is that of all that it does, so that it may differ from the verdict.
+    """
     ranked = report.ranked_workers()
     worst = cost(ranked[0][0])
     if worst < NEGLIGIBLE:
@@ -187,22 +223,30 @@ def map_finding(report: Report) -> str:
     for axis, name in ((2, "Stage"), (1, "DP rank")):
         places = {item[axis] for item in outstanding}
         if len(places) == 1:
-            return f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
+            text = f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
+            return text + _whatever(outstanding, report)
     return (
         f"No one place stands out: {count(len(outstanding))} workers alone cost {costs} of a step"
     )
 
 
+def _whatever(outstanding: Ranked, report: Report) -> str:
+    beside = _beside([item[1:] for item in outstanding], report)
+    return f", whatever the reason{beside}" if beside else ""
+
+
 def _named(outstanding: Ranked, rest: Ranked, report: Report) -> str:
     names = listing([worker(dp, pp) for _, dp, pp in outstanding])
-    if len(outstanding) == 1 and _explains(outstanding[0][0], report):
+    beside = _whatever(outstanding, report)
+    if len(outstanding) == 1 and not beside and _explains(outstanding[0][0], report):
         head = f"Worker {names} alone explains the slowdown"
     elif len(outstanding) == 1:
         head = f"Worker {names} alone costs {rough_percent(cost(outstanding[0][0]))} of every step"
     else:
         costs = listing([rough_percent(cost(item[0])) for item in outstanding])
         head = f"Workers {names} alone cost {costs} of every step"
-    if not rest:
+    head += beside
+    if not rest or beside:
         return head
     bound = max(1, math.ceil(100 * max(0.0, cost(rest[0][0])) + 1e-9))
     return f"{head}; no other costs {bound}{NBSP}%"
@@ -221,16 +265,18 @@ def workers_finding(report: Report) -> str:
     if not slow:
         bound = percent(SLOW_RATIO - 1, 0)
         return f"No worker computes {bound} slower than its stage's peers"
+    beside = _beside([item[:2] for item in slow], report)
     if len(slow) == 1:
         dp, pp, forward, backward = slow[0]
-        return (
-            f"Only {worker(dp, pp)} is slow: forward {times(forward)}, backward {times(backward)}"
-        )
+        how = f"forward {times(forward)}, backward {times(backward)}"
+        if beside:
+            return f"Worker {worker(dp, pp)} computes slower than its peers, {how}{beside}"
+        return f"Only {worker(dp, pp)} is slow: {how}"
     if len(slow) <= NAMED_WORKERS:
         names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
-        return f"Workers {names} compute slower than their peers"
+        return f"Workers {names} compute slower than their peers{beside}"
     total = report.sizes.dp * report.sizes.pp
-    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers"
+    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers{beside}"
 
 
 def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
@@ -257,15 +303,24 @@ def strip_finding(report: Report) -> str:
     if cost(high) < 2 * NEGLIGIBLE:
         return "No step is slow"
     if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
-        if high - low < ALIKE:
-            return "Every step is about equally slow: the cause is constant"
-        return f"Every step is slow, {times(low)} to {times(high)}: the cause is constant"
+        if high - low >= ALIKE:
+            return f"Every step is slow, {times(low)} to {times(high)}"
+        constant = ": the cause is constant" if _is_constant(report) else ""
+        return f"Every step is about equally slow{constant}"
     bound = 1 + (high - 1) / 2
     beyond = sum(value > bound for value in slowdowns)
     worst = report.steps.analyzed[slowdowns.index(high)]
     return (
         f"{count(beyond)} of {count(len(slowdowns))} steps exceed {times(bound)}; "
         f"step {worst} reaches {times(high)}"
+    )
+
+
+def _is_constant(report: Report) -> bool:
+    """Return whether the report names causes, and none of them comes and goes over the steps."""
+    return bool(report.causes) and not any(
+        cause.cause not in KINDS or KINDS[cause.cause].over_steps or cause.where.spells
+        for cause in report.causes
     )
 
 
@@ -313,7 +368,7 @@ def attribution_finding(report: Report) -> str:
     first, rest = slow[0], slow[1:2]
     if {name for name, _ in slow} <= {"forward-compute", "backward-compute"}:
         parts = ", ".join(f"{name.split('-')[0]} {times(value)}" for name, value in slow)
-        return f"Computing explains it: {parts}"
+        return f"Computing costs most: {parts}"
     text = f"{first[0]} costs most: {times(first[1])}"
     return f"{text}, then {rest[0][0]} {times(rest[0][1])}" if rest else text
 
@@ -340,15 +395,35 @@ def recovery_finding(report: Report) -> str:
         return "Too little is lost to say what would recover it"
     if m_w >= MAJORITY and m_w >= m_s:
         taken = len(report.m_w.workers)
+        text = f"{plural(taken, 'worker')} would recover {_of_all(m_w)} the lost time"
         if k50 is not None and k50 < taken:
             few = f"{plural(k50, 'worker')} would recover half of the lost time"
-            return f"{few}, {count(taken)} {_of_all(m_w)} it"
-        return f"{plural(taken, 'worker')} would recover {_of_all(m_w)} the lost time"
+            text = f"{few}, {count(taken)} {_of_all(m_w)} it"
+        return text + _ideal(report.m_w.workers, m_w, report)
     if m_s >= MAJORITY:
-        return f"The last stage would recover {_of_all(m_s)} the lost time"
+        last = [(dp, report.sizes.pp - 1) for dp in range(report.sizes.dp)]
+        text = f"The last stage would recover {_of_all(m_s)} the lost time"
+        return text + _ideal(last, m_s, report)
     if k50 is not None:
         return f"It takes {plural(k50, 'worker')} to recover half of the lost time"
     return "Neither a few workers nor the last stage would recover half of it"
+
+
+def _ideal(workers: Sequence[Worker], share: float, report: Report) -> str:
+    """Return why ideal workers would recover more than the causes that name these workers.
+
+    An ideal worker also lacks what other causes do to it.
+    """
+    explained = sum(
+        cause.contribution or 0.0
+        for cause in report.causes
+        if (named := workers_of(cause, report)) and named <= frozenset(workers)
+    )
+    if explained >= MAJORITY * share:
+        return ""
+    if explained < NEGLIGIBLE:
+        return f" if all they did were ideal; {_first_cause(report)}"
+    return f" if all they did were ideal; the causes there explain {rough_percent(explained)}"
 
 
 def _of_all(share: float) -> str:
@@ -368,8 +443,16 @@ def correlation_finding(report: Report) -> str:
     r = report.fb_correlation.pearson
     if r is None:
         return "Sequence lengths: unknown"
+    named = [cause.cause for cause in report.causes if cause.cause != UNKNOWN]
+    lengths = cause_of(Plan.BALANCE_MICROBATCHES) in named
     if r >= CORRELATION_BOUND:
-        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90"
+        beside = f"; {_first_cause(report)}" if named and not lengths else ""
+        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90{beside}"
+    if lengths:
+        return (
+            f"Forward and backward rise together less than usual with lengths: r = {ratio(r)}, "
+            "under 0.90; that they differ is seen over all stages and ranks"
+        )
     return f"Sequence lengths are not the cause: r = {ratio(r)}, under 0.90"
 
 

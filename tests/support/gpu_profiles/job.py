@@ -26,6 +26,25 @@ class Writer(Enum):
     NUMBERED = "2.8"  # also sequence numbers
 
 
+class Place(Enum):
+    """Where in a step a host pauses."""
+
+    BEGIN = "begin"  # before the loader
+    FORWARD = "forward"  # in the middle of it
+    BACKWARD = "backward"  # in the middle of it
+    END = "end"  # after the optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A host launches nothing for a while, and records nothing of it."""
+
+    step: int  # 0 is the first recorded one
+    rank: int
+    place: Place
+    pause_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What makes a training slow; by default nothing does."""
@@ -36,6 +55,10 @@ class Fault:
     loading_ns: int = 0  # added to each batch of `loading_rank`
     network_factor: float = 1.0  # time of each transfer ÷ the usual one, on all ranks
     network_steps: frozenset[int] | None = None  # recorded steps with `network_factor`; None: all
+    pauses: tuple[Pause, ...] = ()
+    # standard deviation of the logarithm of a batch's length, drawn for each rank and step: kernels
+    # take as many times as long; recorded batches have a mean length of 1
+    lengths: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.gpu_profiles.job import US, Fault, Job
+from tests.support.gpu_profiles.job import US, Fault, Job, Place
 
 Times = NDArray[np.float64]  # ns, shape (ranks,)
 
@@ -95,6 +95,7 @@ class Machine:
     _random: np.random.Generator = field(init=False)
     _rank_factor: Times = field(init=False)
     _host_factor: Times = field(init=False)
+    _lengths: NDArray[np.float64] = field(init=False)
     _number: int = 0
     _annotations: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
 
@@ -105,6 +106,11 @@ class Machine:
         self._rank_factor = np.exp(self._random.normal(0, 0.002, ranks))
         self._host_factor = np.exp(self._random.normal(0, 0.05, ranks))
         self.host = self._random.uniform(0, 200 * US, ranks)
+        shape = (WARM_UP + self.job.steps, ranks)
+        # A generator of its own: a job without its fault draws the same other numbers.
+        drawn = np.random.default_rng((self.job.seed, 1)).normal(0, 1, shape)
+        lengths = np.exp(self.fault.lengths * drawn)
+        self._lengths = lengths / lengths[WARM_UP:].mean()
 
     def stream(self, number: int) -> Times:
         """Return when each rank's stream has done what was launched on it so far."""
@@ -148,6 +154,8 @@ class Machine:
         """Launch a computing kernel, which a slow rank executes slower."""
         noise = np.exp(self._random.normal(0, self.job.noise, self.job.ranks))
         duration = duration_ns * self._rank_factor * noise
+        if operator.sequence is not None:
+            duration = duration * self._lengths[self.step]
         if self.fault.slow_rank is not None:
             duration[self.fault.slow_rank] *= self.fault.slow_factor
         self._hold_queue()
@@ -222,6 +230,13 @@ class Machine:
                 call.collective = Collective(recorded, group, number, *sizes, begin, transfer)
                 activity.collective = call.collective
         return end
+
+    def pause(self, place: Place) -> None:
+        """Let the hosts pause that do so at this place of the step."""
+        for pause in self.fault.pauses:
+            if pause.place is place and pause.step + WARM_UP == self.step:
+                self.host = self.host.copy()
+                self.host[pause.rank] += pause.pause_ns
 
     def end_step(self) -> None:
         """Note when each rank's device has done the step, and begin the next one."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.gpu_profiles.job import US, Job, Mode
+from tests.support.gpu_profiles.job import US, Job, Mode, Place
 from tests.support.gpu_profiles.machine import (
     AUTOGRAD,
     COMPUTE,
@@ -108,6 +108,7 @@ class _Step:
         """Execute the step with a number."""
         machine, job = self.machine, self.job
         with machine.range(f"ProfilerStep#{number}", "user_annotation"):
+            machine.pause(Place.BEGIN)
             self._load()
             with machine.range("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation"):
                 machine.work(60 * US)
@@ -124,6 +125,7 @@ class _Step:
                         "cudaStreamSynchronize", op.external, until=machine.stream(COMPUTE)
                     )
             machine.work(100 * US)
+            machine.pause(Place.END)
         machine.end_step()
 
     def _load(self) -> None:
@@ -164,6 +166,8 @@ class _Step:
 
     def _backward_layer(self, layer: int) -> None:
         """Compute the gradients of a layer, with the sequence numbers of its forward."""
+        if layer == self.job.layers // 2:
+            self.machine.pause(Place.BACKWARD)
         operators = self._operators()
         duration = 2 * self.job.forward_ns / self.job.layers
         last = self.first + (layer + 1) * len(operators)
@@ -186,7 +190,9 @@ class _Step:
     def _ddp(self) -> None:
         machine, job = self.machine, self.job
         with machine.range("DistributedDataParallel.forward", "user_annotation"):
-            for _ in range(job.layers):
+            for layer in range(job.layers):
+                if layer == job.layers // 2:
+                    machine.pause(Place.FORWARD)
                 self._forward_layer()
         self._loss()
         machine.thread = AUTOGRAD
@@ -275,7 +281,9 @@ class _Step:
             with self._range("pre_forward", unit) as op:
                 machine.work(20 * US)
                 self._use(unit, self._gather(unit, optimized if unit == 0 else None), op)
-            for _ in layers:
+            for layer in layers:
+                if layer == self.job.layers // 2:
+                    machine.pause(Place.FORWARD)
                 self._forward_layer()
             with self._range("post_forward", unit) as op:
                 machine.work(10 * US)

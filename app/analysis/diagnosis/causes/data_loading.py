@@ -22,6 +22,7 @@ from app.analysis.diagnosis.locations import FigureView, Hosts, StepView, Where
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed, may_stand_still
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.standstills import (
+    loading_recorded,
     recorded_gap_loss,
     unnamed_first_delays,
     with_recorded,
@@ -55,6 +56,10 @@ def _by_sign(signs: Signs) -> Finding | None:
     """Return the wait for batches; without the cause, first operations launch at once."""
     observation, nodes = signs.observation, signs.observation.layout.nodes
     delays, stalled = unnamed_first_delays(signs), signs.stalled_launches
+    loading = loading_recorded(signs)
+    if loading.any():
+        # What the loaders' own records do not cover is no wait for a batch.
+        delays = {node: np.where(loading, 0.0, delay) for node, delay in delays.items()}
     if stalled is not None:
         # Pauses of the interpreter delay any forward, so their delays are no wait for a batch.
         paused_ns = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))

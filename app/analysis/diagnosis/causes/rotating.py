@@ -1,11 +1,13 @@
 """Rotating: the slowest worker changes from step to step, so replacing a worker does not help.
 
-By chance each worker is the slowest about equally often, and rarely twice in a row. A worker that
-is the slowest more often is a slow worker with spells, which is excluded here.
+A worker is slow in a step if it computes longer than usual, or if its host pauses and launches
+computations late. By chance each worker is the slowest about equally often, and rarely twice in a
+row. A worker that is the slowest more often is a slow worker with spells, which is excluded here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, lgamma, log
 from typing import Final
@@ -13,11 +15,29 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always, needs_peers
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Rotation, Uncertainty
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    Evidence,
+    Finding,
+    Launches,
+    Rotation,
+    Uncertainty,
+)
+from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.locations import FigureView, JobFacts, RegionView, SlowSpells, Where
-from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.diagnosis.observation import (
+    COMPUTATIONS,
+    Observation,
+    lower_median,
+    scatter_of_most,
+    summed,
+)
+from app.analysis.diagnosis.recorded_lengths import computing_of_steps
 from app.analysis.diagnosis.session_view import Signs
+from app.analysis.diagnosis.standstills import unloaded_first_delays
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.replay.host_delays import delays_of
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -41,6 +61,13 @@ class Thresholds:
     most_with_spells: float = 0.25
     # A DP rank is slow as a whole if this share of its workers is slow in the rank's slow steps.
     whole_rank: float = 0.75
+    # A host pauses when it launches a computation this share of a step later than usual.
+    pause: float = 0.02
+    # A host pauses in a backward when it takes this share longer than typical …
+    stall: float = 0.12
+    forward: float = 0.4  # …and its forward less than this share of that excess
+    # Workers pause, rather than compute slowly, if this share of their excess is late launches.
+    late: float = 0.5
 
 
 THRESHOLDS: Final = Thresholds()
@@ -50,7 +77,8 @@ THRESHOLDS: Final = Thresholds()
 class _Rotation:
     """The slow workers of each step."""
 
-    ratio: FloatArray  # (pp, steps, dp): computing ÷ that of the worker's median step
+    # (pp, steps, dp): computing and pauses ÷ computing of the worker's median step
+    ratio: FloatArray
     slow: BoolArray  # (pp, steps, dp)
     slowest: IntArray  # (steps,): number of the slowest worker, -1 where none is slow
     again: int  # steps with the same slowest worker as the step before
@@ -63,9 +91,15 @@ def _find(signs: Signs) -> Finding | None:
         return None
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     ratio = both / median(both.swapaxes(0, 1))[:, None, :]
-    rotation = _rotation(ratio)
+    pauses, stalls = _pauses(signs), _stalled_backwards(signs)
+    paused = _relative_to_computing(observation, summed([pauses, stalls]))
+    rotation = _rotation(ratio + paused)
     if rotation is None:
         return None
+    late = {
+        node: np.where(rotation.slow[observation.layout.nodes.pp[node]], late_ns, 0.0)
+        for node, late_ns in pauses.items()
+    }
     less = {}
     for name, by_worker in slowness.items():
         own = by_worker / median(by_worker.swapaxes(0, 1))[:, None, :]
@@ -75,13 +109,19 @@ def _find(signs: Signs) -> Finding | None:
             for node in observation.computations(name, stage):
                 taken = observation.recorded_ns[node] - explained.get(node, 0.0)
                 less[node] = np.maximum(taken, 0.0) * share[stage]
+    for node, stall in stalls.items():
+        stalled = np.where(rotation.slow[observation.layout.nodes.pp[node]], stall, 0.0)
+        less[node] = np.maximum(less.get(node, 0.0), stalled)
     struck = rotation.slowest >= 0
-    by_step = ratio.max(axis=(0, 2))
+    by_step = rotation.ratio.max(axis=(0, 2))
+    pausing = float(paused[rotation.slow].sum()) >= THRESHOLDS.late * float(
+        (rotation.ratio[rotation.slow] - 1).sum()
+    )
     workers = ratio[:, 0].size
     counts = np.bincount(rotation.slowest[struck], minlength=workers).reshape(ratio[:, 0].shape)
     return Finding(
-        change=Change(less_ns=less),
-        evidence=tuple(_evidence(observation, rotation, counts)),
+        change=Change(less_ns=less, on_time={node: late_ns > 0 for node, late_ns in late.items()}),
+        evidence=tuple(_evidence(observation, rotation, counts, pausing=pausing)),
         where=Where(
             spells=SlowSpells(
                 steps=int(struck.sum()), of=len(struck), times=float(by_step[struck].mean())
@@ -90,8 +130,76 @@ def _find(signs: Signs) -> Finding | None:
         figure=Rotation(
             by_step=tuple(by_step.tolist()), slowest=tuple(map(tuple, counts.T.tolist()))
         ),
+        launches=Launches(late),
         uncertainty=Uncertainty(hiding=1 - 1 / ratio.shape[2]),
     )
+
+
+def _pauses(signs: Signs) -> dict[int, FloatArray]:
+    """Return launch delays of computations by pauses of single hosts, by node, (steps, dp), ns.
+
+    The first operations of a step count only if it is recorded that they do not wait for a batch.
+    A delay of most DP ranks is a wait of the job, which is no pause of single hosts.
+    """
+    observation, layout = signs.observation, signs.observation.layout
+    if signs.step_gaps is None or layout.dp == 1:
+        return {}
+    nodes = np.flatnonzero(layout.of_types(*COMPUTATIONS))
+    delays = dict(zip(nodes.tolist(), delays_of(observation.group, nodes), strict=True))
+    for node in observation.memoize(first_delays):
+        delays.pop(node, None)
+    delays |= unloaded_first_delays(signs)
+    stalled = signs.stalled_launches
+    if stalled is not None:
+        # Pauses that delay forwards only are garbage collections.
+        for node, late_ns in zip(stalled.nodes.tolist(), stalled.late_ns, strict=True):
+            if node in delays:
+                delays[node] = np.where(late_ns > 0, 0.0, delays[node])
+    pauses = {}
+    for node, delay in delays.items():
+        beyond = delay - np.median(delay)
+        beyond = beyond - np.maximum(lower_median(beyond, axis=1), 0.0)[:, None]
+        late_ns = np.where(beyond >= THRESHOLDS.pause * signs.step_ns, beyond, 0.0)
+        if late_ns.any():
+            pauses[node] = late_ns
+    return pauses
+
+
+def _stalled_backwards(signs: Signs) -> dict[int, FloatArray]:
+    """Return the excess of single backwards that hosts pause in, by node, (steps, dp), ns.
+
+    Single forwards that stall are garbage collections, which do not lengthen backwards.
+    """
+    effects = signs.effects
+    if effects is None or signs.step_gaps is None:
+        return {}
+    passes = signs.observation.passes[BACKWARD_COMPUTE]
+    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * effects.noise)
+    stalls = {}
+    for nodes, times_ns, backward, forward in zip(
+        passes.nodes.tolist(),
+        passes.times_ns,
+        effects.residual[BACKWARD_COMPUTE],
+        effects.residual[FORWARD_COMPUTE],
+        strict=True,
+    ):
+        beyond = backward - 1
+        stalled = (beyond > limit) & (forward - 1 < THRESHOLDS.forward * beyond)
+        for place in np.flatnonzero(stalled.any(axis=(1, 2))).tolist():
+            excess = times_ns[place] - times_ns[place] / backward[place]
+            stalls[nodes[place]] = np.where(stalled[place], excess, 0.0).astype(np.float64)
+    return stalls
+
+
+def _relative_to_computing(
+    observation: Observation, late_ns: Mapping[int, FloatArray]
+) -> FloatArray:
+    """Return each worker's late launches ÷ its computing in its median step, (pp, steps, dp)."""
+    computing_ns = observation.memoize(computing_of_steps)
+    total = np.zeros_like(computing_ns)
+    for node, late in late_ns.items():
+        total[observation.layout.nodes.pp[node]] += late
+    return total / np.maximum(median(computing_ns.swapaxes(0, 1)), 1.0)[:, None, :]
 
 
 def _rotation(ratio: FloatArray) -> _Rotation | None:
@@ -148,7 +256,9 @@ def _most_by_chance(draws: int, workers: int) -> int:
     return draws
 
 
-def _evidence(observation: Observation, rotation: _Rotation, counts: IntArray) -> list[Evidence]:
+def _evidence(
+    observation: Observation, rotation: _Rotation, counts: IntArray, *, pausing: bool
+) -> list[Evidence]:
     struck = rotation.slowest >= 0
     drawn, steps = int(struck.sum()), len(struck)
     slowest = rotation.ratio.max(axis=(0, 2))[struck]
@@ -167,12 +277,18 @@ def _evidence(observation: Observation, rotation: _Rotation, counts: IntArray) -
             f"{rotation.again}",
             RegionView(view="map"),
         ),
-        Evidence(f"Likeliest: {_likeliest(rotation)}"),
+        Evidence(f"Likeliest: {_likeliest(rotation, pausing=pausing)}"),
     ]
 
 
-def _likeliest(rotation: _Rotation) -> str:
+def _likeliest(rotation: _Rotation, *, pausing: bool) -> str:
     """Return the likeliest reason, given whether whole DP ranks or single stages are slow."""
+    if pausing:
+        return (
+            "pauses that each host has at its own time, such as garbage collection: devices "
+            "compute as fast as usual, but wait for launches. gc.freeze(), and collecting on all "
+            "ranks in the same step, shorten them"
+        )
     stages = rotation.slow.shape[0]
     of_rank = rotation.slow.sum(axis=0)
     whole = of_rank[of_rank > 0] >= THRESHOLDS.whole_rank * stages
@@ -203,7 +319,8 @@ ROTATING: Final = CauseKind(
     title="Rotating",
     word="rotating",
     sign="In most steps one worker computes slower than in its median step, forward and backward "
-    "alike, and it is another one each time: each as often as by chance, and not for long.",
+    "alike, or its host pauses and launches late, and it is another one each time: each as often "
+    "as by chance, and not for long.",
     blames_machine=False,
     cannot_judge=needs_peers,
     because=_because,

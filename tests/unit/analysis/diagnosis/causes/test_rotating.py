@@ -1,12 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from app.analysis.diagnosis.causes.rotating import ROTATING
 from app.analysis.diagnosis.finding import Rotation
 from app.analysis.report.build import analyze
+from app.analysis.synthesis.execution import StepWork
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -18,16 +22,43 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.delays import Congestion
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import true_slowdown
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     MS,
     ONE_STAGE,
     causes,
     diagnosed,
+    evidence,
     session,
     signs_of,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses(Injection):
+    """In each step a random worker, or all workers of its host, pause in one computation."""
+
+    pause_ns: float
+    op: str  # the type of the computation
+    before: bool  # whether the pause delays its launch; else it lengthens it
+    by_host: bool
+    cause: ClassVar[str] = "rotating"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen or delay a computation of the pausing workers."""
+        program, sizes = work.program, job.sizes
+        changed = work.delay_ns if self.before else work.duration_ns
+        for step, chosen in enumerate(rng.integers(sizes.workers, size=job.steps).tolist()):
+            place = divmod(chosen, sizes.pp)
+            for dp, pp in product(range(sizes.dp), range(sizes.pp)):
+                host, other = (
+                    job.traced_rank(*worker) // job.gpus_per_host for worker in (place, (dp, pp))
+                )
+                if (dp, pp) == place or (self.by_host and other == host):
+                    nodes = np.flatnonzero(program.of_types(self.op) & (program.stage == pp))
+                    changed[nodes[len(nodes) // 2], step, dp] += self.pause_ns
+
 
 LONG = replace(JOB, steps=24)
 FLAT = replace(ONE_STAGE, sizes=Sizes(dp=8, pp=1), steps=40)
@@ -109,3 +140,32 @@ def test_a_slow_worker_as_well_is_named_alone_among_workers() -> None:
 @pytest.mark.parametrize("job", [FLAT, LONG])
 def test_a_healthy_job_has_none(job: JobModel) -> None:
     assert ROTATING.find(signs_of(session(job=job))) is None
+
+
+@pytest.mark.parametrize("by_host", [False, True], ids=["worker", "host"])
+@pytest.mark.parametrize("before", [False, True], ids=["within", "before"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(JOB, sizes=Sizes(dp=8, pp=2), steps=16, gpus_per_host=4),
+        replace(FLAT, sizes=Sizes(dp=12, pp=1), microbatches=1, steps=16, gpus_per_host=4),
+    ],
+    ids=["8 by 2", "12"],
+)
+def test_hosts_that_pause_in_turn_are_named_alone(
+    job: JobModel, *, before: bool, by_host: bool
+) -> None:
+    pauses = Pauses(400 * MS, BACKWARD_COMPUTE, before, by_host)
+    diagnosis = diagnosed(session(pauses, job=job))
+
+    assert causes(diagnosis) == ["rotating"]
+    assert "pauses that each host has at its own time" in evidence(diagnosis)
+    assert diagnosis.slowdown == pytest.approx(true_slowdown(job, (pauses,), seed=5), rel=0.02)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["within", "before"])
+def test_pauses_of_forwards_alone_are_garbage_collections(*, before: bool) -> None:
+    job = replace(JOB, sizes=Sizes(dp=8, pp=2), steps=16)
+    pauses = Pauses(400 * MS, FORWARD_COMPUTE, before, by_host=False)
+
+    assert causes(diagnosed(session(pauses, job=job))) == ["garbage_collection"]

@@ -7,9 +7,17 @@ import pytest
 
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.injections.base import Injection
-from app.analysis.synthesis.injections.computations import SequenceLengths
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import (
+    RotatingWorker,
+    SequenceLengths,
+    SlowTogether,
+    SlowWorker,
+    ThermalThrottling,
+)
 from app.analysis.synthesis.job import JobModel, Profiler
+from app.analysis.synthesis.synthesize import true_slowdown
+from app.analysis.trace.model import Sizes
 from tests.oracles.physics.shape import Shape
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
@@ -154,3 +162,41 @@ def test_no_worker_is_accused_with_them(dp: int, seed: int) -> None:
     report, _ = report_of(replace(PLAIN, pp=2, dp=dp), strike, seed)
 
     assert names(report) == ["sequence_length_imbalance"]
+
+
+# One microbatch a step and no pipeline, as most people train with DDP.
+SINGLE = replace(ONE_STAGE, sizes=Sizes(dp=8, pp=1), microbatches=1, steps=16)
+UNEVEN = SequenceLengths(median_length=8_000)
+
+
+@pytest.mark.parametrize("dp", [3, 4, 8, 16])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_single_microbatch_a_step_is_compared_with_those_of_other_ranks(
+    dp: int, *, recorded: bool
+) -> None:
+    profiler = Profiler(sequence_lengths=recorded)
+    job = replace(SINGLE, sizes=Sizes(dp=dp, pp=1), profiler=profiler)
+    diagnosis = diagnosed(session(UNEVEN, job=job))
+
+    assert [cause.cause for cause in diagnosis.causes] == ["sequence_length_imbalance"]
+    assert diagnosis.slowdown == pytest.approx(true_slowdown(job, (UNEVEN,), seed=5), rel=0.03)
+
+
+@pytest.mark.parametrize("dp", [4, 8])
+@pytest.mark.parametrize(
+    "injection",
+    [
+        SlowWorker((1, 0), 1.5),
+        SlowWorker((1, 0), 1.5, Spells(share=0.5)),
+        RotatingWorker(1.4),
+        ThermalThrottling((1, 0), 1.6, 6),
+        SlowTogether(1.4, 4, 8),
+    ],
+    ids=["slow", "spells", "rotating", "hot", "together"],
+)
+def test_other_causes_are_not_taken_for_single_microbatches_of_other_lengths(
+    injection: Injection, dp: int
+) -> None:
+    job = replace(SINGLE, sizes=Sizes(dp=dp, pp=1))
+
+    assert SEQUENCE_LENGTHS.find(signs_of(session(injection, job=job))) is None
