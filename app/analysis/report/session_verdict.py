@@ -50,6 +50,8 @@ class PaperMeasures:
     waste: Mapping[str, float]
     # evenly spaced quantiles of the steps' slowdown ÷ the session's S; empty without a verdict
     steps: tuple[float, ...]
+    # M_W as the paper ranks workers; None also in sessions of earlier versions
+    m_w_published: float | None = None
 
 
 def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
@@ -71,6 +73,7 @@ def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
         context=longest_sequence(metadata),
         waste=waste,
         steps=steps,
+        m_w_published=None if report.m_w.published is None else report.m_w.published.rem,
     )
 
 
