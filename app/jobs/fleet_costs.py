@@ -479,7 +479,7 @@ def job_figures(
             Session.pp,
             measures["context"].as_integer(),
             published,
-            # The figure shows the paper's values beside it, so it ranks workers as the paper does.
+            # The figure shows the paper's values too, so it ranks workers as the paper does.
             # Sessions of version 0.2.0 have only the exact ranking.
             func.coalesce(measures["m_w_published"].as_float(), measures["m_w"].as_float()),
             measures["m_s"].as_float(),
