@@ -285,6 +285,7 @@ def test_m_w_is_also_given_with_the_ranking_of_the_paper() -> None:
     )
     assert (published.trem_s, published.tadd_s) == pytest.approx((removed_s, kept_s))
     assert published.rem == pytest.approx((metrics.simulated_step_s - removed_s) / metrics.lost_s)
+    assert published.rem is not None
     assert published.rem < 0.2
     assert report.m_w.rem is not None
     assert report.m_w.rem > 0.9
