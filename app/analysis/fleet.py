@@ -42,6 +42,9 @@ PAPER_M_S: Final = (Point(0.5, 0.607, "39.3 % from 0.5"),)
 PAPER_CORRELATION: Final = (Point(0.9, 0.786, "21.4 % from 0.9"),)
 # Published wasted share of all GPU-hours (section 4.1).
 PAPER_WASTED: Final = 0.104
+# Fewest GPUs of the paper's jobs (section 3.1), and most restarts of one (section 7).
+PAPER_FEWEST_GPUS: Final = 128
+PAPER_MOST_RESTARTS: Final = 15
 
 
 def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, float], ...]:
@@ -117,4 +120,40 @@ Class(low=256.0, high=512.0, jobs=1, median=1.5, p90=1.5))
             round(float(np.quantile(slow[of == exponent], 0.9)), 12),
         )
         for exponent in np.unique(of).tolist()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Sequences of about the same length, a bar of the paper's figure 10."""
+
+    # low, high: the class has the sequences of `low` ≤ tokens < `high`
+    low: int
+    high: int
+    share: float
+
+
+def length_classes(jobs: Sequence[Sequence[tuple[int, int]]]) -> tuple[LengthClass, ...]:
+    """Return the distribution of sequence lengths over jobs; each job counts alike.
+
+    A job has the numbers of its sequences in classes of doubling length, as `count_lengths` of
+    `app.analysis.report.session_verdict` returns them. Classes between the shortest and the longest
+    have a share even if it is 0.
+
+    Examples
+    --------
+    >>> length_classes([((8, 1), (16, 1)), ((32, 5),)])
+    (LengthClass(low=8, high=16, share=0.25), LengthClass(low=16, high=32, share=0.25), \
+LengthClass(low=32, high=64, share=0.5))
+    """
+    shares: dict[int, float] = {}
+    for counts in jobs:
+        total = sum(number for _, number in counts)
+        for low, number in counts:
+            shares[low] = shares.get(low, 0.0) + number / total / len(jobs)
+    if not shares:
+        return ()
+    first, last = (low.bit_length() - 1 for low in (min(shares), max(shares)))
+    return tuple(
+        LengthClass(1 << at, 2 << at, shares.get(1 << at, 0.0)) for at in range(first, last + 1)
     )

@@ -29,6 +29,7 @@ CRITERIA: Final = {Criterion.T_MIN: "T_min", Criterion.T_AVG: "T_avg", None: ""}
 RISKS: Final = {
     LossRisk.NONE: "none",
     LossRisk.SMALL: "small",
+    LossRisk.LARGE: "large",
     LossRisk.BEYOND_BUDGET: "beyond budget",
 }
 

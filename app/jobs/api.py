@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -12,14 +11,23 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from app.access.guard import RequestContainer, api_router
-from app.analysis.fleet import Point
+from app.analysis.fleet import LengthClass, Point
 from app.analysis.replay.metrics import STRAGGLING
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import MAX_CHARACTERS
 from app.jobs.current import FLEET, FleetFilter, Loss, Moment, Show
 from app.jobs.fleet import fleet_view
-from app.jobs.fleet_costs import JobFigures, ReportFilter, job_figures
-from app.jobs.fleet_report import Curve, FleetReport, figures, fleet_report
+from app.jobs.fleet_costs import ReportFilter
+from app.jobs.fleet_report import (
+    Curve,
+    FleetReport,
+    Sample,
+    SampledJobs,
+    figures,
+    fleet_report,
+    sampled_jobs,
+    sequence_lengths,
+)
 from app.jobs.fleet_report import Name as FleetReportName
 from app.jobs.saved_views import (
     MAX_NAME_CHARACTERS,
@@ -135,6 +143,15 @@ class FigureBody(ReadBody):
     examples: list[ExampleBody]
 
 
+class SampleBody(BaseModel):
+    """The jobs that the figures count, of all jobs with a session in the period."""
+
+    sample: Sample
+    jobs: int
+    fleet_jobs: int
+    gpu_hours_share: float = Field(description="Share of the fleet's GPU-hours that they used.")
+
+
 class MeasuredFixBody(ReadBody):
     """A fix whose effect was measured in the period; gains are shares of the step time."""
 
@@ -167,6 +184,10 @@ class FleetReportBody(BaseModel):
     incidents_opened: int
     incidents_resolved: int
     figures: list[FigureBody]
+    sample: SampleBody
+    lengths: list[LengthClass] = Field(
+        description="Distribution of recorded sequence lengths over these jobs, each alike."
+    )
 
 
 def router() -> APIRouter:
@@ -182,17 +203,24 @@ def router() -> APIRouter:
         team: Labeled = "",
         owner: Labeled = "",
         label: LabelText = "",
+        sample: Annotated[
+            Sample,
+            Query(
+                description="Jobs in `figures` and `lengths`: `paper` only those of 128 GPUs or "
+                "more that were restarted at most 15 times."
+            ),
+        ] = Sample.ALL,
     ) -> FleetReportBody:
         filters = ReportFilter(team, owner, label)
         with container.reading() as tx:
             report = fleet_report(tx, since, until, filters)
-            jobs = job_figures(tx, since, until, filters)
-        return _body(report, jobs)
+            sampled = sampled_jobs(tx, since, until, filters, sample)
+        return _body(report, sampled)
 
     return routes
 
 
-def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
+def _body(report: FleetReport, sampled: SampledJobs) -> FleetReportBody:
     return FleetReportBody(
         since=report.since,
         until=report.until,
@@ -231,7 +259,14 @@ def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
         fixes=[MeasuredFixBody.model_validate(fix) for fix in report.fixes],
         incidents_opened=report.opened,
         incidents_resolved=report.resolved,
-        figures=[FigureBody.model_validate(figure) for figure in figures(jobs)],
+        figures=[FigureBody.model_validate(figure) for figure in figures(sampled.jobs)],
+        sample=SampleBody(
+            sample=sampled.sample,
+            jobs=len(sampled.jobs),
+            fleet_jobs=sampled.fleet.jobs,
+            gpu_hours_share=sampled.gpu_hours_share,
+        ),
+        lengths=list(sequence_lengths(sampled.jobs).classes),
     )
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Double,
     Integer,
     Select,
+    Subquery,
     Text,
     case,
     cast,
@@ -33,7 +34,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.rank_metadata import node_label
 from app.hosts.costs import Span, priced, seconds, verdict_durations
-from app.jobs.models import Job
+from app.jobs.models import Attempt, Job
 from app.platform.database.columns import as_json, has_label, parts, whole
 from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
@@ -418,6 +419,9 @@ class JobFigures:
     correlation: float | None
     waste_by: Mapping[str, float]
     steps: Sequence[float]
+    lengths: Sequence[tuple[int, int]]  # of recorded sequences, as `count_lengths` returns them
+    restarts: int
+    gpu_hours: float  # of all sessions of the period, with a verdict or without
 
     @property
     def waste(self) -> float:
@@ -469,6 +473,14 @@ def job_figures(
         .subquery()
     )
     measures = StoredVerdict.document["measures"]
+    used = _gpu_hours(tx, span, filters)
+    attempts = (
+        select(func.max(start)).where(of_job == Job.id).correlate(Job).scalar_subquery()
+        for start, of_job in (
+            (Session.attempt, Session.job_id),
+            (Attempt.number, Attempt.job_id),
+        )
+    )
     rows = tx.session.execute(
         select(
             Job.name,
@@ -479,15 +491,21 @@ def job_figures(
             Session.pp,
             measures["context"].as_integer(),
             published,
-            measures["m_w"].as_float(),
+            # The figure shows the paper's values too, so it ranks workers as the paper does.
+            # Sessions of version 0.2.0 have only the exact ranking.
+            func.coalesce(measures["m_w_published"].as_float(), measures["m_w"].as_float()),
             measures["m_s"].as_float(),
             measures["fb_correlation"].as_float(),
             type_coerce(measures["waste"], JSONB),
             type_coerce(measures["steps"], JSONB),
+            func.coalesce(type_coerce(measures["lengths"], JSONB), literal([], JSONB)),
+            func.greatest(*attempts) - 1,
+            used.c.gpu_hours,
         )
         .join(ranked, ranked.c.session_id == Session.id)
         .join(*OF_SESSION)
         .join(Job, Job.id == Session.job_id)
+        .join(used, used.c.job_id == Session.job_id)
         .where(ranked.c.place == (ranked.c.sessions + 1) // 2)
         .order_by(published.desc(), Job.name)
         .limit(MOST_JOBS)
@@ -495,3 +513,43 @@ def job_figures(
     # SQLAlchemy has types only for rows of up to ten columns; the columns are in the order of the
     # fields.
     return tuple(JobFigures(*values) for values in map(tuple, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHours:
+    """Jobs with a session in a period, with a verdict or without, and their GPU-hours."""
+
+    jobs: int
+    gpu_hours: float
+
+
+def fleet_hours(
+    tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
+) -> FleetHours:
+    """Return the jobs and GPU-hours of the period of `span_of`."""
+    used = _gpu_hours(tx, span_of(tx, since, until), filters)
+    return FleetHours(
+        *tx.session.execute(
+            select(func.count(), func.coalesce(func.sum(used.c.gpu_hours), 0.0)).select_from(used)
+        ).one()
+    )
+
+
+def _gpu_hours(tx: Reads, span: Span, filters: ReportFilter) -> Subquery:
+    """Return the query of the GPU-hours of each job, of sessions with a verdict or without.
+
+    A session without known size has no GPU-hours.
+    """
+    session = verdict_durations(tx, span).c
+    measured_s = func.coalesce(StoredVerdict.measured_s, 0.0)
+    hours = func.greatest(measured_s, seconds(session.duration)) / _HOUR_S
+    return (
+        select(
+            session.job_id,
+            func.coalesce(func.sum(session.world * hours), 0.0).label("gpu_hours"),
+        )
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == session.id)
+        .where(*span.holds(session.received_at), *filters.of(session.labels))
+        .group_by(session.job_id)
+        .subquery("used")
+    )

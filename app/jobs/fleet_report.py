@@ -15,14 +15,18 @@ from sqlalchemy import ColumnElement, Integer, func, select, true
 
 from app.analysis.fleet import (
     PAPER_CORRELATION,
+    PAPER_FEWEST_GPUS,
     PAPER_M_S,
     PAPER_M_W,
+    PAPER_MOST_RESTARTS,
     PAPER_STEPS,
     PAPER_WASTE,
     Class,
+    LengthClass,
     Point,
     by_doubling,
     cdf,
+    length_classes,
     rank_correlation,
 )
 from app.analysis.report.session_verdict import KINDS
@@ -30,7 +34,18 @@ from app.fixes.models import AppliedFix
 from app.hosts.costs import Span
 from app.incidents.models.tables import AlertIncident
 from app.incidents.reads import LABELS
-from app.jobs.fleet_costs import EVERYTHING, Costs, JobFigures, ReportFilter, Spent, span_of, spent
+from app.jobs.fleet_costs import (
+    EVERYTHING,
+    Costs,
+    FleetHours,
+    JobFigures,
+    ReportFilter,
+    Spent,
+    fleet_hours,
+    job_figures,
+    span_of,
+    spent,
+)
 from app.jobs.models import Job
 from app.platform.database.projects import Project
 from app.platform.database.states import SessionState
@@ -214,6 +229,47 @@ def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
     return tuple(FixLine(*values) for values in map(tuple, rows))
 
 
+class Sample(StrEnum):
+    """Choices of the jobs that the figures count."""
+
+    ALL = "all"
+    # Jobs that the paper would analyze: `PAPER_FEWEST_GPUS` or more, at most `PAPER_MOST_RESTARTS`
+    PAPER = "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledJobs:
+    """Jobs with a verdict that the figures count, and the jobs of which they are a sample."""
+
+    sample: Sample
+    jobs: Sequence[JobFigures]
+    fleet: FleetHours
+
+    @property
+    def gpu_hours_share(self) -> float:
+        """Return the share of the fleet's GPU-hours that the jobs of the sample used."""
+        counted = sum(job.gpu_hours for job in self.jobs)
+        return counted / self.fleet.gpu_hours if self.fleet.gpu_hours else 0.0
+
+
+def sampled_jobs(
+    tx: Reads,
+    since: datetime | None,
+    until: datetime | None,
+    filters: ReportFilter = EVERYTHING,
+    sample: Sample = Sample.ALL,
+) -> SampledJobs:
+    """Return the jobs of the period of `span_of` that a sample counts."""
+    jobs = job_figures(tx, since, until, filters)
+    if sample is Sample.PAPER:
+        jobs = tuple(
+            job
+            for job in jobs
+            if job.gpus >= PAPER_FEWEST_GPUS and job.restarts <= PAPER_MOST_RESTARTS
+        )
+    return SampledJobs(sample, jobs, fleet_hours(tx, since, until, filters))
+
+
 # Number of jobs with the largest values that a figure names.
 EXAMPLES: Final = 3
 
@@ -295,6 +351,20 @@ def against_gpus(jobs: Sequence[JobFigures]) -> Against:
 def against_context(jobs: Sequence[JobFigures]) -> Against:
     """Return S of jobs in classes of their longest sequence, in tokens, from their metadata."""
     return _against([(float(job.context), job.slowdown) for job in jobs if job.context])
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Distribution of sequence lengths over jobs; each job counts alike (the paper's figure 10)."""
+
+    jobs: int  # jobs with recorded lengths
+    classes: Sequence[LengthClass]
+
+
+def sequence_lengths(jobs: Sequence[JobFigures]) -> Lengths:
+    """Return the distribution of the lengths in the metadata of the jobs' median sessions."""
+    recorded = [job.lengths for job in jobs if job.lengths]
+    return Lengths(len(recorded), length_classes(recorded))
 
 
 def _figure(

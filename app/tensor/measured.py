@@ -34,6 +34,7 @@ from app.analysis.mitigation.tensor.group import (
     Group,
     Shares,
     fit,
+    fit_communication,
     fit_constant,
     without_plan,
 )
@@ -75,6 +76,23 @@ Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), FromYaml]
 _Amount = Annotated[int, Field(ge=0, le=MOST_COLUMNS), FromYaml]
 _Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), FromYaml]
 Samples = Annotated[list[tuple[_Amount, _Seconds]], Field(min_length=1, max_length=MOST_SAMPLES)]
+_Senders = Annotated[int, Field(ge=1, lt=MOST_RANKS), FromYaml]
+
+
+_PAIR: Final = 2
+
+
+def _of_one_sender(sample: object) -> object:
+    return [*sample, 1] if isinstance(sample, list | tuple) and len(sample) == _PAIR else sample
+
+
+_Communication = Annotated[
+    tuple[_Amount, _Seconds, _Senders],
+    BeforeValidator(
+        _of_one_sender,
+        json_schema_input_type=tuple[_Amount, _Seconds] | tuple[_Amount, _Seconds, _Senders],
+    ),
+]
 _Size = Annotated[int, Field(ge=1, le=2**40), FromYaml]
 _Bytes = Annotated[int, Field(ge=1, le=1024), FromYaml]
 
@@ -82,7 +100,13 @@ _Bytes = Annotated[int, Field(ge=1, le=1024), FromYaml]
 class WrittenCosts(Written):
     """Samples of a pre-test, each [columns, seconds a step]; a cost without samples is zero."""
 
-    communicate: Annotated[Samples | None, Field(description="Φ1: send, and bring back")] = None
+    communicate: Annotated[
+        Annotated[list[_Communication], Field(min_length=1, max_length=MOST_SAMPLES)] | None,
+        Field(
+            description="Φ1: send, and bring back; [columns of all senders, seconds, senders], "
+            "without the last of one sender"
+        ),
+    ] = None
     compute: Annotated[Samples | None, Field(description="Φ2: compute on a receiver")] = None
     allocate: Annotated[Samples | None, Field(description="Ω1: room to resize")] = None
     extract: Annotated[Samples | None, Field(description="Ω2: take columns apart")] = None
@@ -93,7 +117,9 @@ class WrittenCosts(Written):
     def costs(self) -> Costs:
         """Return the cost functions fitted to the samples."""
         return Costs(
-            communicate=_fitted(self.communicate),
+            communicate=Costs().communicate
+            if self.communicate is None
+            else fit_communication(self.communicate),
             compute=None if self.compute is None else fit(self.compute),
             allocate_s=0.0 if self.allocate is None else fit_constant(self.allocate),
             extract=_fitted(self.extract),

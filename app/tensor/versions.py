@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from app.access.audit import Action, record
 from app.access.senders import check_sender, claim_attempt
-from app.analysis.mitigation.tensor.document import Alternative, LossRisk, Method, RankShare
+from app.analysis.mitigation.tensor.document import Alternative, Method, RankShare
 from app.analysis.mitigation.tensor.group import Group
 from app.errors import ConflictError, Fault, InvalidTensorError, NotFoundError
 from app.platform.container import Container
@@ -164,11 +164,6 @@ def _add(
 def end_plan(plan: TensorPlan, state: TensorPlanState, step: int) -> None:
     """Set the final state of a version and the step at which it ended."""
     plan.state, plan.ended_step = state, step
-
-
-def loss_risk(plan: TensorPlan) -> LossRisk:
-    """Return the accuracy risk of a version; stored versions never exceed the budget."""
-    return LossRisk.SMALL if any(e.resized_columns for e in plan.ranks) else LossRisk.NONE
 
 
 def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> OfferedPlan | None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.control import shares_of
 from app.analysis.mitigation.tensor.document import Alternative, Criterion
-from app.analysis.mitigation.tensor.group import Costs, Group, fit
+from app.analysis.mitigation.tensor.group import Costs, Group, fit, fit_communication
 from app.analysis.mitigation.tensor.prediction import places, uneven_s
 from app.tensor.measured import WrittenSizes
 from benchmarks.tensor.job import HEALTHY_STEP_S, RANKS, Job, Measured, on_ranks
@@ -98,7 +98,9 @@ def _pre_test(job: Job) -> Costs:
     job.slow_down([1.0] * RANKS)
     costs = pre_test(job.workload, job.tp, job.train_step)
     return Costs(
-        communicate=fit(costs.communicate), extract=fit(costs.extract), lend=fit(costs.lend)
+        communicate=fit_communication(costs.communicate),
+        extract=fit(costs.extract),
+        lend=fit(costs.lend),
     )
 
 

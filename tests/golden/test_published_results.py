@@ -127,6 +127,13 @@ def test_contributions(published: Published, which: str) -> None:
     assert ours == near(theirs)
 
 
+def test_the_ranking_of_the_paper_takes_the_same_workers(published: Published) -> None:
+    m_w = published.report.m_w
+    assert m_w.published is not None
+    assert m_w.published.workers == m_w.workers
+    assert m_w.published.rem == near(published.worst_workers["Mw"])
+
+
 def test_the_bootstrap_interval(published: Published) -> None:
     expected = {"AR": (1.969, 1.977), "ST": (1.170, 1.189)}[published.name]
     assert published.report.slowdown_ci95 == pytest.approx(expected, abs=1e-3)

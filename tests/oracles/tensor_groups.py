@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-Cost = Callable[[float], float]
+Cost = Callable[[float, int], float]
 
 
 def migrating(times: Sequence[float], columns: float, communicate: Cost) -> int:
@@ -22,7 +22,7 @@ def migrating(times: Sequence[float], columns: float, communicate: Cost) -> int:
         volume = sum(columns * (times[i] - fastest) / times[i] for i in range(x))
         receivers = range(x, ranks)
         added = max(
-            communicate(volume) + times[j] / columns * volume / (ranks - x) for j in receivers
+            communicate(volume, x) + times[j] / columns * volume / (ranks - x) for j in receivers
         )
         if (times[x - 1] - fastest) - added > 0:
             positive.append(x)
@@ -48,8 +48,8 @@ class Machine:
     fixed, column : sequence of float
         Of each rank: time that does not depend on the columns, and time of each column.
     columns, layers : int
-    latency, per_column : float
-        Of a transfer of migrated columns.
+    latency, per_column, per_sender : float
+        Of a transfer of migrated columns; for each of these and for each sender after the first.
     allocating, extracting : float
         Of a rank that resizes, for all and for each column.
     all_reduce : float
@@ -61,6 +61,7 @@ class Machine:
     layers: int
     latency: float = 0.0
     per_column: float = 0.0
+    per_sender: float = 0.0
     allocating: float = 0.0
     extracting: float = 0.0
     all_reduce: float = 0.0
@@ -132,7 +133,9 @@ def run_step(
 def _program(machine: Machine, plan: Shed, rank: int) -> Iterator[_Op]:
     """Return the operations of a rank in a step."""
     sent = sum(plan.migrated) if plan.each_step else 0
-    transfer = (machine.latency + machine.per_column * sent) / 2
+    senders = sum(columns > 0 for columns in plan.migrated)
+    further = machine.per_sender * (senders - 1)
+    transfer = (machine.latency + machine.per_column * sent + further) / 2
     resized = plan.resized[rank]
     columns = machine.columns - resized - plan.migrated[rank] + plan.received[rank]
     for number in range(machine.passes):

@@ -92,7 +92,9 @@ def test_ranks_know_what_they_compute(found: dict[str, Found]) -> None:
 def test_costs_are_sampled_over_what_plans_ask_for(found: dict[str, Found]) -> None:
     for rank in found["pre_tested"]:
         assert rank["columns"] == [32]
-        assert rank["communicate"] == [2, 8, 16, 28]
+        # Four samples of one sender, and two of two senders
+        assert rank["communicate"] == [2, 8, 16, 28, 2 * 8, 2 * 28]
+        assert rank["senders"] == [1, 1, 1, 1, 2, 2]
         assert rank["extract"] == [8, 28]
         assert rank["left"] == [0]
 
@@ -168,7 +170,10 @@ def test_times_are_those_of_all_ranks_under_the_plan_that_was_in_force(
         0 < matmul_s <= time_s <= timings["measured_step_s"]
         for time_s, matmul_s in zip(timings["times_s"], timings["matmul_s"], strict=True)
     )
-    assert timings["costs"] == {"communicate": [[4, 0.001], [8, 0.002]], "extract": [[4, 0.0005]]}
+    assert timings["costs"] == {
+        "communicate": [[4, 0.001, 1], [8, 0.002, 1]],
+        "extract": [[4, 0.0005]],
+    }
     assert first["in_order"]
     for step, version in first["planned"].items():
         assert version in {None, 3, 4}

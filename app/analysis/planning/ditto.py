@@ -1,8 +1,8 @@
 """Ditto's method: fold the cluster, plan the virtual cluster by Oobleck, recover a template.
 
 Node folding (Ditto's paper, section 5.3) expresses each device as a number of the weakest devices.
-Recovery (section 6: Algorithm 1 greedy, Algorithm 2 dynamic programming) counts devices of each
-type and ignores nodes, so the stages of a node need not be adjacent.
+Recovery (section 6: Algorithm 1 greedy, Algorithm 2 dynamic programming) does not keep the stages
+of a node adjacent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import math
 from dataclasses import dataclass, replace
 
 from app.analysis.planning.oobleck import Division, TooLargeToDivideError
-from app.analysis.planning.problem import PlanningProblem, compile_problem, powers_of_two
+from app.analysis.planning.problem import (
+    PlanningProblem,
+    allreduce_ms,
+    compile_problem,
+    powers_of_two,
+)
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec import DeviceType, Spec
 from app.analysis.planning.template import Node, Stage, Template, t_oobleck
@@ -72,11 +77,8 @@ def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float,
     across = math.fsum(spec.network.allreduce_across_ms) / layers
 
     def inside(devices: int) -> float:
-        # All-reduce times exist for powers of two; as in the authors' program, other device numbers
-        # use the next power of two.
-        power = 1 << (devices - 1).bit_length() if devices > 1 else 0
         rows = spec.network.allreduce_in_node_ms
-        return math.fsum(row.get(power, 0.0) for row in rows) / layers
+        return math.fsum(allreduce_ms(row, devices) for row in rows) / layers
 
     def p(d: int) -> float:
         whole, rest = divmod(d, per_node)
@@ -92,9 +94,8 @@ class UnrecoverableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """Partial template of the first virtual stages: used devices by type, stages and cost."""
+    """Partial template of the first virtual stages: stages and cost."""
 
-    used: tuple[int, ...]
     pieces: tuple[Piece, ...]
     cost: int
 
@@ -104,35 +105,38 @@ def recover(
 ) -> Template | None:
     """Return a template whose stages merge one-device virtual stages, by Algorithm 2.
 
-    None if there are too few devices.
+    x devices of a type merge x times its folding factor, with x from 1 to the devices of a node as
+    in the paper; the authors' program takes powers of two only. A partial template is over the
+    limit if its stages do not fit into the nodes, while the paper counts devices only. None if
+    there are too few devices.
 
     Parameters
     ----------
+    problem : PlanningProblem
+        With stages of any width.
     virtual : list of (first layer, end)
     """
     devices = problem.spec.devices
     choices = [
-        (i, x, factor * x, problem.option_index(i, x))
+        (factor * x, problem.option_index(i, x))
         for i, (device, factor) in enumerate(zip(devices, folding.factors, strict=True))
-        for x in powers_of_two(device.gpus_per_node)
+        for x in range(1, device.gpus_per_node + 1)
     ]
-    limits = tuple(device.gpus for device in devices)
-    nothing = _Partial((0,) * len(devices), (), 0)
-    best: list[_Partial | None] = [nothing] + [None] * len(virtual)
+    best: list[_Partial | None] = [_Partial((), 0)] + [None] * len(virtual)
     for at in range(1, len(virtual) + 1):
         # As in the authors' program, a single stage is tried before longer templates.
         for single in (True, False):
-            for kind, gpus, covered, option in choices:
+            for covered, option in choices:
                 before = best[at - covered] if covered <= at else None
                 if before is None or (at == covered) != single:
                     continue
-                used = tuple(n + gpus * (i == kind) for i, n in enumerate(before.used))
                 piece = (virtual[at - covered][0], virtual[at - 1][1], option)
                 pieces = (*before.pieces, piece)
-                cost = _cost(problem, pieces) if used[kind] <= limits[kind] else None
-                incumbent = best[at]
-                if cost is not None and (incumbent is None or cost < incumbent.cost):
-                    best[at] = _Partial(used, pieces, cost)
+                cost, incumbent = _cost(problem, pieces), best[at]
+                if cost is None or (incumbent is not None and cost >= incumbent.cost):
+                    continue
+                if into_nodes(problem, pieces) is not None:
+                    best[at] = _Partial(pieces, cost)
     last = best[-1]
     return None if last is None else into_nodes(problem, last.pieces)
 
@@ -255,6 +259,7 @@ class VirtualTemplate:
 class RecoveredPlan:
     """Template of the real cluster, and the virtual template from which it was recovered."""
 
+    problem: PlanningProblem  # whose options the template's stages have
     folding: Folding
     virtual: VirtualTemplate
     template: Template
@@ -282,10 +287,11 @@ def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
     virtual = _template(division, folding.gpus)
     if virtual is None:
         raise _no_answer()
+    problem = compile_problem(problem.spec, any_width=True)
     template = recover(problem, folding, [(first, end) for first, end, _ in virtual.stages])
     if template is None:
         raise _no_answer()
-    return RecoveredPlan(folding, virtual, template)
+    return RecoveredPlan(problem, folding, virtual, template)
 
 
 def oobleck_templates(
@@ -325,7 +331,7 @@ def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan
         except UnrecoverableError as error:
             reasons.append(str(error))
             continue
-        return RecoveredPlan(folding, virtual, template)
+        return RecoveredPlan(problem, folding, virtual, template)
     detail = f": on the best one {reasons[0]}" if reasons else ""
     raise InfeasiblePlanError(
         f"the greedy recovery ends on none of {len(reasons)} virtual templates{detail}",

@@ -191,7 +191,7 @@ def _recovered(
     began = budget.clock()
     recovered = recover(problem, budget)
     return FoundPlan(
-        problem=problem,
+        problem=recovered.problem,
         method=method,
         objective=objective,
         template=recovered.template,

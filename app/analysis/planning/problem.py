@@ -10,7 +10,7 @@ all-reduce of gradients runs once per iteration; its time is spread over the mic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,8 +125,14 @@ class PlanningProblem:
         )
 
 
-def compile_problem(spec: Spec) -> PlanningProblem:
+def compile_problem(spec: Spec, *, any_width: bool = False) -> PlanningProblem:
     """Return the planning problem of a specification.
+
+    Parameters
+    ----------
+    any_width : bool
+        Whether a stage may run on any number of devices of a node, as in Ditto's Algorithm 2, and
+        not only on a power of two.
 
     Raises
     ------
@@ -137,7 +143,9 @@ def compile_problem(spec: Spec) -> PlanningProblem:
     plain = [
         Option(i, gpus)
         for i, device in enumerate(spec.devices)
-        for gpus in powers_of_two(device.gpus_per_node)
+        for gpus in (
+            range(1, device.gpus_per_node + 1) if any_width else powers_of_two(device.gpus_per_node)
+        )
     ]
     forward = np.stack([_spans(_layer_ps(spec, o, forward=True)) for o in plain])
     backward = np.stack([_spans(_layer_ps(spec, o, forward=False)) for o in plain])
@@ -227,8 +235,17 @@ def _layer_ps(spec: Spec, option: Option, *, forward: bool) -> IntArray:
     ms = np.array(times.forward_ms if forward else times.backward_ms) / option.gpus
     table = spec.network.allreduce_in_node_ms
     if option.gpus > 1 and table:
-        ms = ms + np.array([row.get(option.gpus, 0.0) for row in table])
+        ms = ms + np.array([allreduce_ms(row, option.gpus) for row in table])
     return to_ps(ms)
+
+
+def allreduce_ms(row: Mapping[int, float], gpus: int) -> float:
+    """Return the all-reduce time of a layer on `gpus` devices of a node, ms.
+
+    Times exist for powers of two; as in the program of Ditto's authors, other numbers of devices
+    take as long as the next power of two.
+    """
+    return row.get(1 << (gpus - 1).bit_length(), 0.0) if gpus > 1 else 0.0
 
 
 def to_ps(ms: FloatArray) -> IntArray:

@@ -133,6 +133,7 @@ class Intervals:
     slowdown: Interval | None
     waste: Interval | None
     m_w: Interval | None
+    published_m_w: Interval | None
     m_s: Interval | None
     workers: tuple[Interval | None, ...]
 
@@ -149,7 +150,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         The workers whose slowdown S_w gets an interval.
     """
     if len(metrics.simulated_s) < FEWEST_DRAWN:
-        return Intervals(None, None, None, None, (None,) * len(workers))
+        return Intervals(None, None, None, None, None, (None,) * len(workers))
     weights = draws(len(metrics.simulated_s))
     simulated, ideal = weights @ metrics.simulated_s, weights @ metrics.ideal_s
     slowdown = interval(simulated / ideal)
@@ -168,6 +169,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         slowdown=slowdown,
         waste=(1 - 1 / slowdown[0], 1 - 1 / slowdown[1]),
         m_w=share(metrics.worst_workers),
+        published_m_w=share(metrics.published_worst_workers),
         m_s=share(metrics.last_stage) if metrics.by_pp.shape[1] > 1 else None,
         workers=tuple(zip(low.tolist(), high.tolist(), strict=True)),
     )

@@ -74,6 +74,9 @@ class Metrics:
     ranked: tuple[tuple[int, int], ...]  # all workers, (DP rank, stage), the slowest first
     worst: tuple[tuple[int, int], ...]
     worst_workers: Contribution
+    # The same for the slowest workers by the paper's approximation of S_w.
+    published_worst: tuple[tuple[int, int], ...]
+    published_worst_workers: Contribution
     last_stage: Contribution
     k50: int | None
     launch_by_optype: dict[str, float]
@@ -124,9 +127,15 @@ class Metrics:
     def m_w(self) -> float | None:
         """Return M_W, the share of lost time due to the slowest 3 % of the workers (equation 5).
 
-        None if too little time is lost to be attributed.
+        Workers are ranked by their exact slowdown. None if too little time is lost to be
+        attributed.
         """
         return self.removal(self.worst_workers)
+
+    @property
+    def published_m_w(self) -> float | None:
+        """Return M_W as the paper computes it: workers are ranked by `approximate_slowdowns`."""
+        return self.removal(self.published_worst_workers)
 
     @property
     def m_s(self) -> float | None:
@@ -152,6 +161,11 @@ class Metrics:
     def worker_slowdowns(self) -> FloatArray:
         """Return S_w, the slowdown due to each worker alone, shape (dp, pp) (equation 4)."""
         return self.relative(self.by_worker)
+
+    @property
+    def approximate_slowdowns(self) -> FloatArray:
+        """Return the paper's approximation of S_w, min(S_dp, S_pp), shape (dp, pp)."""
+        return approximate_workers(self.relative(self.by_dp), self.relative(self.by_pp))
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
         """Return the ratio of simulated to ideal time of the mean step; axis 0 has the steps.
@@ -200,12 +214,15 @@ def measure(replayed: Replayed) -> Metrics:
     of_mean_step = mean(by_worker)
     order = rank_workers(of_mean_step)
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
+    approximate = approximate_workers(mean(by_dp), mean(by_pp))
+    published_worst = rank_workers(approximate)[: len(worst)]
     search = _Removals(replayed, order)
     # First guesses of k50: a single worker, and all workers at least half as slow as the slowest
     # worker
     excess_s = of_mean_step - float(mean(ideal))
     apart = int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
+    worst_workers = Contribution(search.times_s[len(worst)], search.kept_s)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
     launch_by_optype, clamped = _launch_shares(replayed, merged, simulated, recorded)
@@ -221,7 +238,11 @@ def measure(replayed: Replayed) -> Metrics:
         by_worker=by_worker,
         ranked=order,
         worst=worst,
-        worst_workers=Contribution(search.times_s[len(worst)], search.kept_s),
+        worst_workers=worst_workers,
+        published_worst=published_worst,
+        published_worst_workers=worst_workers
+        if set(published_worst) == set(worst)
+        else _contribution(replayed, published_worst),
         last_stage=Contribution(without_last, by_pp[:, -1]),
         k50=_fewest_for_half(search, simulated, lost_s) if attributable else None,
         launch_by_optype=launch_by_optype,
@@ -263,6 +284,25 @@ def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
     """Return workers (DP rank, stage) by slowdown, slowest first; ties in ascending order."""
     order = np.argsort(-by_worker.ravel(), kind="stable")
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
+
+
+def approximate_workers(by_dp: FloatArray, by_pp: FloatArray) -> FloatArray:
+    """Return the smaller value of each worker's DP rank and stage, shape (dp, pp).
+
+    So the paper approximates S_w, since it replays whole DP ranks and stages only (section 5.1).
+    """
+    return np.minimum(by_dp[:, None], by_pp[None, :])
+
+
+def _contribution(replayed: Replayed, workers: Sequence[tuple[int, int]]) -> Contribution:
+    """Return the step times with only these workers ideal, and with all but these ideal."""
+    cells = _cells(replayed.layout.dp, replayed.layout.pp, workers)
+
+    def variants(group: ShapeGroup) -> FloatArray:
+        keeps = [group.simulator.keep(cells=chosen) for chosen in (~cells, cells)]
+        return group.simulator.step_times(keeps).T * NS
+
+    return Contribution(*replayed.over_steps(variants).T)
 
 
 def _launch_shares(

@@ -46,6 +46,7 @@ from app.analysis.report.document import (
     JobSizes,
     NamedCause,
     PerStep,
+    RankedRecovery,
     Recommendation,
     Recovery,
     Report,
@@ -257,9 +258,18 @@ def _report(
             launch_slowdown=_numbers(metrics.recorded_s / metrics.simulated_s),
         ),
         by_worker=_by_worker(replayed, metrics, worst, intervals),
-        m_w=WorkersRecovery(
+        m_w=RankedRecovery(
             *_recovery(metrics, metrics.worst_workers, metrics.m_w, intervals.m_w),
             workers=metrics.worst,
+            published=WorkersRecovery(
+                *_recovery(
+                    metrics,
+                    metrics.published_worst_workers,
+                    metrics.published_m_w,
+                    intervals.published_m_w,
+                ),
+                workers=metrics.published_worst,
+            ),
         ),
         m_s=Recovery(*_recovery(metrics, metrics.last_stage, metrics.m_s, intervals.m_s)),
         fb_correlation=_correlation(replayed),
@@ -321,11 +331,10 @@ def _by_worker(
     replayed: Replayed, metrics: Metrics, worst: Sequence[Worker], intervals: Intervals
 ) -> ByWorker:
     exact = metrics.worker_slowdowns
-    by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     forward_ratio, backward_ratio = compute_ratios(replayed)
     return ByWorker(
         exact=by_cell(exact),
-        approximate=by_cell(np.minimum(by_dp[:, None], by_pp[None, :])),
+        approximate=by_cell(metrics.approximate_slowdowns),
         forward_ratio=_finite(forward_ratio),
         backward_ratio=_finite(backward_ratio),
         worst=tuple(

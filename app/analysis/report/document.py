@@ -212,7 +212,17 @@ class WorkersRecovery(Recovery):
     """The share of the lost time for which the slowest 3 % of the workers account."""
 
     workers: tuple[Worker, ...]
-    """Slowest workers by exact slowdown: (DP rank, stage)."""
+    """These workers, the slowest first: (DP rank, stage)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRecovery(WorkersRecovery):
+    """M_W by two rankings of the workers: by exact slowdown, and by the paper's approximation."""
+
+    published: WorkersRecovery | None = field(default=None, metadata=OMITTED)
+    """M_W as the paper computes it: the workers are ranked by `by_worker.approximate`; no key in
+    reports of earlier versions.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +368,10 @@ class Report:
     """Slowdowns of each step by operation type, DP rank and stage."""
     by_worker: ByWorker
     """Slowdown of each worker."""
-    m_w: WorkersRecovery
-    """M_W of the what-if paper: recovery by the slowest 3 % of the workers."""
+    m_w: RankedRecovery
+    """M_W of the what-if paper: recovery by the slowest 3 % of the workers, ranked by their exact
+    slowdown.
+    """
     m_s: Recovery
     """M_S of the what-if paper: recovery by the last stage; 0 with one stage."""
     fb_correlation: Correlation

@@ -7,7 +7,7 @@ paper.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +50,11 @@ class PaperMeasures:
     waste: Mapping[str, float]
     # evenly spaced quantiles of the steps' slowdown ÷ the session's S; empty without a verdict
     steps: tuple[float, ...]
+    # M_W as the paper ranks workers; None also in sessions of earlier versions
+    m_w_published: float | None = None
+    # recorded sequences by length: (shortest length of a class that doubles, number); empty also in
+    # sessions of earlier versions
+    lengths: tuple[tuple[int, int], ...] = ()
 
 
 def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
@@ -71,6 +76,8 @@ def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
         context=longest_sequence(metadata),
         waste=waste,
         steps=steps,
+        lengths=count_lengths(_recorded_lengths(metadata)),
+        m_w_published=None if report.m_w.published is None else report.m_w.published.rem,
     )
 
 
@@ -87,8 +94,10 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
     True
     """
     stated = _length(metadata.get(_LONGEST))
-    if stated is not None:
-        return stated
+    return stated if stated is not None else max(_recorded_lengths(metadata), default=None)
+
+
+def _recorded_lengths(metadata: Mapping[str, Any]) -> list[int]:
     # Metadata may be nested in any way, so all numbers within count as lengths.
     lengths: list[int] = []
     pending: list[object] = [metadata.get(_RECORDED)]
@@ -100,7 +109,24 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
             pending.extend(value)
         elif (length := _length(value)) is not None:
             lengths.append(length)
-    return max(lengths, default=None)
+    return lengths
+
+
+def count_lengths(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of sequences in classes of doubling length: (shortest length, number).
+
+    Examples
+    --------
+    >>> count_lengths([120, 100, 8])
+    ((8, 1), (64, 2))
+    """
+    if not len(lengths):
+        return ()
+    # The logarithm of a 32-bit integer is exact enough to be rounded down.
+    exponents, counts = np.unique(
+        np.floor(np.log2(np.asarray(lengths, dtype=float))).astype(int), return_counts=True
+    )
+    return tuple(zip((1 << exponents).tolist(), counts.tolist(), strict=True))
 
 
 def _length(value: object) -> int | None:

@@ -11,6 +11,7 @@ from fastapi import Depends
 from app.jobs.current import FLEET, MAX_CHARACTERS, FleetFilter, Loss, Show
 from app.jobs.fleet import FleetView
 from app.jobs.fleet_costs import ReportFilter
+from app.jobs.fleet_report import Sample
 from app.jobs.saved_views import View, query_of
 from app.web.format import count
 from app.web.forms import Choice
@@ -62,6 +63,7 @@ class FleetQuery:
         labels: QueryText = "",
         tab: QueryText = "",
         team: QueryText = "",
+        sample: QueryText = "",
     ) -> None:
         # PostgreSQL's text type cannot store NUL.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
@@ -75,6 +77,7 @@ class FleetQuery:
         self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
         self.labels = labels == "1"
         self.figures = tab == FIGURES
+        self.sample = Sample(sample) if sample in tuple(Sample) else Sample.ALL
         self.of_figures = ReportFilter(
             team.replace("\x00", "")[:MAX_CHARACTERS].strip(),
             self.filtered.owner,

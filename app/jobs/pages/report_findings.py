@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
 from typing import Final
 
 from app.analysis.fleet import share_from
-from app.analysis.replay.metrics import STRAGGLING
-from app.jobs.fleet_report import Against, Figure, Name
+from app.analysis.replay.metrics import HALF, STRAGGLING
+from app.jobs.fleet_report import Against, Figure, Lengths, Name
 from app.web import html
 from app.web.format import count, percent, plural, ratio, rough_percent, times
 from app.web.moments import When
@@ -382,6 +383,37 @@ def against_view(against: Against, unit: str, who: str, of: str, csv: str) -> Ag
         title = f"{who} are {'slower' if rho > 0 else 'faster'}: rank correlation {ratio(rho)}"
     note = f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}"
     return AgainstView(title, note, table)
+
+
+def lengths_view(lengths: Lengths, csv: str) -> AgainstView:
+    """Return the histogram of sequence lengths, as the paper's figure 10; the bars are shares."""
+    most = max((bar.share for bar in lengths.classes), default=1.0)
+    table = drawn(
+        (
+            Shown("Length", lambda bar: f"{count(bar.low)} to {count(bar.high - 1)} tokens"),
+            Shown("Sequences", lambda bar: html.bar(100 * bar.share / most), classes="b"),
+            Shown(
+                html.element("span", "In numbers", class_="vh"),
+                lambda bar: rough_percent(bar.share),
+                classes="num",
+            ),
+        ),
+        lengths.classes,
+        csv=csv,
+        classes="plain bars",
+    )
+    of = "Jobs whose metadata have sequence_lengths"
+    if not lengths.jobs:
+        return AgainstView("No job records the lengths of its sequences", of, table)
+    below = accumulate(bar.share for bar in lengths.classes)
+    # Sums of shares may end a rounding below a half.
+    reached = (share >= HALF - 1e-9 for share in below)
+    half = next(compress(lengths.classes, reached))
+    title = (
+        f"Half of the sequences are shorter than {count(half.high)} tokens, "
+        f"the longest up to {count(lengths.classes[-1].high - 1)}"
+    )
+    return AgainstView(title, f"{of}, {count(lengths.jobs)}; each job counts alike", table)
 
 
 _PARTS: Final = {

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.access.guard import RequestContainer
+from app.analysis.fleet import PAPER_FEWEST_GPUS, PAPER_MOST_RESTARTS
 from app.analysis.report.session_verdict import KINDS
 from app.jobs.fleet_costs import (
     CauseCost,
@@ -19,21 +20,30 @@ from app.jobs.fleet_costs import (
     JobFigures,
     LabelCost,
     ReportFilter,
-    job_figures,
 )
 from app.jobs.fleet_report import (
     FixLine,
     FleetReport,
+    Sample,
+    SampledJobs,
     against_context,
     against_gpus,
     figures,
     fleet_report,
+    sampled_jobs,
+    sequence_lengths,
 )
 from app.jobs.pages.report import ReportQueryParam, report_page
-from app.jobs.pages.report_findings import AgainstView, FigureView, against_view, figure_view
-from app.web.format import plural
+from app.jobs.pages.report_findings import (
+    AgainstView,
+    FigureView,
+    against_view,
+    figure_view,
+    lengths_view,
+)
+from app.web.format import count, plural, rough_percent
 from app.web.forms import Choice
-from app.web.links import Address
+from app.web.links import Address, QueryText
 from app.web.pages import Pages
 from app.web.tables import Table, csv_file, one_of
 from app.web.time_ranges import ALL, Range, RangeChoices, TimeQueryParam, range_choices
@@ -58,6 +68,8 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
             *(f"waste {kind}" for kind in KINDS),
             "step_median",
             "step_largest",
+            "restarts",
+            "gpu_hours",
         ),
         (
             (
@@ -66,6 +78,8 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
                 *(job.waste_by.get(kind) for kind in KINDS),
                 job.steps[len(job.steps) // 2],
                 job.steps[-1],
+                job.restarts,
+                job.gpu_hours,
             )
             for job in jobs
         ),
@@ -127,13 +141,18 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/report/{name}.csv")
     def report_file_route(
-        container: RequestContainer, name: str, time: TimeQueryParam, query: ReportQueryParam
+        container: RequestContainer,
+        name: str,
+        time: TimeQueryParam,
+        query: ReportQueryParam,
+        sample: QueryText = "",
     ) -> Response:
         about = time.about(WEEK)
         with container.reading() as tx:
             selection = (tx, about.since(tx.now), about.end, query.filters)
             if name == FIGURES:
-                table = figures_csv(job_figures(*selection))
+                of = Sample(sample) if sample in tuple(Sample) else Sample.ALL
+                table = figures_csv(sampled_jobs(*selection, of).jobs)
             else:
                 table = one_of(EXPORTS, name)(fleet_report(*selection))
         return csv_file(f"paceline-report-{name}.csv", table)
@@ -152,6 +171,8 @@ class FiguresPage:
     tabs: Sequence[Choice]
     figures: Sequence[FigureView]
     sizes: Sequence[AgainstView]
+    samples: Sequence[Choice]
+    coverage: str
     csv: str
     range: RangeChoices
     filters: ReportFilter
@@ -160,14 +181,17 @@ class FiguresPage:
 
 
 def figures_page(
-    jobs: Sequence[JobFigures],
+    sampled: SampledJobs,
     now: datetime,
     about: Range,
     filters: ReportFilter,
     tabs: Sequence[Choice],
 ) -> FiguresPage:
     """Return the tab of the fleet with the paper's figures."""
+    jobs = sampled.jobs
+    sample = "" if sampled.sample is Sample.ALL else sampled.sample.value
     parameters = {"team": filters.team, "owner": filters.owner, "label": filters.label}
+    parameters["sample"] = sample
     time = about.parameters(default=ALL)
     container = Address("/", {"tab": "figures", **time, **parameters})
     csv = Address(FILE, {**time, **parameters}).but()
@@ -191,14 +215,42 @@ def figures_page(
                 "Jobs whose metadata have seq_length or sequence_lengths",
                 csv,
             ),
+            lengths_view(sequence_lengths(jobs), csv),
         ]
         if jobs
         else [],
+        samples=(
+            Choice("", "All jobs", not sample, container.but(sample=None)),
+            Choice(
+                Sample.PAPER.value,
+                "As in the paper",
+                bool(sample),
+                container.but(sample=Sample.PAPER.value),
+            ),
+        ),
+        coverage=_coverage(sampled),
         csv=csv,
         range=range_choices(about),
         filters=filters,
-        kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
+        kept=[
+            ("tab", "figures"),
+            *((name, value) for name, value in time.items() if value),
+            *([("sample", sample)] if sample else []),
+        ],
         cleared_url=container.but(team=None, owner=None, label=None)
         if filters.has_criteria
         else "",
+    )
+
+
+def _coverage(sampled: SampledJobs) -> str:
+    """Return the sentence that states which jobs are counted, and their share of the GPU-hours."""
+    which = (
+        f"Jobs of {PAPER_FEWEST_GPUS} GPUs or more, restarted at most {PAPER_MOST_RESTARTS} times"
+        if sampled.sample is Sample.PAPER
+        else "Jobs with a verdict"
+    )
+    return (
+        f"{which}: {count(len(sampled.jobs))} of {count(sampled.fleet.jobs)}, "
+        f"{rough_percent(sampled.gpu_hours_share)} of the GPU-hours"
     )

@@ -22,7 +22,7 @@ from app.incidents.views import open_by_job
 from app.installation.readiness import installation_status
 from app.jobs.fleet import PAGE as FLEET_PAGE
 from app.jobs.fleet import fleet_view
-from app.jobs.fleet_costs import job_figures
+from app.jobs.fleet_report import sampled_jobs
 from app.jobs.pages.connect import arriving, launcher_tabs, way_tabs
 from app.jobs.pages.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
 from app.jobs.pages.fleet import fleet_page
@@ -68,7 +68,8 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
         if query.figures:
             report_query = query.of_figures
             with pages.reading(container) as (tx, nav):
-                jobs, now = job_figures(tx, about.since(tx.now), about.end, report_query), tx.now
+                selection = (tx, about.since(tx.now), about.end, report_query, query.sample)
+                jobs, now = sampled_jobs(*selection), tx.now
             shown = figures_page(jobs, now, about, report_query, query.tabs(about))
             return pages.render("jobs/figures.html", nav, page=shown, now=now)
         with pages.reading(container) as (tx, nav):

@@ -130,11 +130,17 @@ def fixes_csv(report: Report) -> Table:
 def recovered_csv(report: Report) -> Table:
     """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s = report.m_w, report.m_s
+    published = m_w.published or m_w
     none = (None, None)
     return Table(
         ("what", "workers", "recovered", "recovered_low", "recovered_high", "kept_alone"),
         (
             ("m_w", len(m_w.workers), m_w.rem, *(m_w.ci95 or none), m_w.add),
+            (
+                *("m_w_published", len(published.workers), published.rem),
+                *(published.ci95 or none),
+                published.add,
+            ),
             ("m_s", None, m_s.rem, *(m_s.ci95 or none), m_s.add),
             ("k50", report.k50, None, None, None, None),
         ),

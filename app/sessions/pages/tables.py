@@ -227,6 +227,12 @@ def recovered_rows(report: Report) -> tuple[Row, ...]:
     """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s, k50 = report.m_w, report.m_s, report.k50
     stage = report.sizes.pp - 1
+    published = m_w.published
+    as_published = (
+        f"; {_share(published.rem)} as published, ranked by DP rank and stage"
+        if published is not None and _share(published.rem) != _share(m_w.rem)
+        else ""
+    )
     rows = [
         Row(
             Markup("Slowest 3\N{NO-BREAK SPACE}% of workers ({})").format(
@@ -234,7 +240,7 @@ def recovered_rows(report: Report) -> tuple[Row, ...]:
             ),
             _share(m_w.rem),
             f"{plural(len(m_w.workers), 'worker')}{_range(m_w)}; "
-            f"if only they kept their times: {_share(m_w.add)}",
+            f"if only they kept their times: {_share(m_w.add)}{as_published}",
         ),
         Row(
             Markup("Last stage ({})").format(term("Ms", Markup("M<sub>S</sub>"))),

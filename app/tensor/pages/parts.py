@@ -38,6 +38,7 @@ CRITERIA: Final = {Criterion.T_MIN: "", Criterion.T_AVG: " to the mean", None: "
 RISKS: Final = {
     LossRisk.NONE: "none",
     LossRisk.SMALL: "small: measure it",
+    LossRisk.LARGE: "large: measure it",
     LossRisk.BEYOND_BUDGET: "beyond the budget",
 }
 

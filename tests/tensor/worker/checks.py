@@ -251,7 +251,8 @@ def pre_tested() -> dict[str, list[int]]:
     workload = Workload(training.model, tp, training.optimizer)
     costs = pre_test(workload, tp, lambda: train(training, 1), steps=1)
     return {
-        "communicate": [columns for columns, seconds in costs.communicate if seconds >= 0],
+        "communicate": [columns for columns, seconds, _ in costs.communicate if seconds >= 0],
+        "senders": [senders for *_, senders in costs.communicate],
         "extract": [columns for columns, seconds in costs.extract if seconds >= 0],
         "left": [len(workload.lineage())],
         "columns": [workload.columns],

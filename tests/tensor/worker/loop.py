@@ -138,7 +138,7 @@ class _Job:
         self.training = new_training(new_block(self.tp))
         self.workload = Workload(self.training.model, self.tp, self.training.optimizer)
         peer = Peer(url, "llama", "0-2", 1)
-        costs = Costs(((4, 0.001), (8, 0.002)), ((4, 0.0005),))
+        costs = Costs(((4, 0.001, 1), (8, 0.002, 1)), ((4, 0.0005),))
         train(self.training, steps_before)
         self.controller = Controller(self.workload, self.tp, peer, consent, costs=costs)
         self.versions: list[int] = []

@@ -64,6 +64,14 @@ def test_times_and_columns_are_enough() -> None:
     assert problem.methods == set(Method)
 
 
+def test_samples_of_communication_may_have_several_senders() -> None:
+    costs = {"communicate": [[256, 0.5], [512, 0.9, 1], [512, 1.3, 2]]}
+    problem = parse_problem(changed(costs=costs))
+    assert problem.costs is not None
+    communicate = problem.costs.communicate
+    assert [communicate(512, senders) for senders in (1, 2, 3)] == pytest.approx([0.9, 1.3, 1.7])
+
+
 @pytest.mark.parametrize("method", [Method.SEMI, Method.STICKY, Method.NONE])
 def test_an_alternative_of_an_answer_is_a_plan_in_force(method: Method) -> None:
     group = {key: BASE[key] for key in ("times_s", "matmul_s", "columns", "unit")}
@@ -133,6 +141,11 @@ def test_an_alternative_of_an_answer_is_a_plan_in_force(method: Method) -> None:
             changed(methods=["zero", "magic", 3]),
             [("methods[1]", "unknown_value"), ("methods[2]", "bad_type")],
             id="methods that there are not",
+        ),
+        pytest.param(
+            changed(costs={"communicate": [[1, 0.5, 0], [1, 0.5, 1, 1]]}),
+            [("costs.communicate[0][2]", "out_of_range"), ("costs.communicate[1]", "bad_length")],
+            id="samples of communication",
         ),
         pytest.param(
             changed(costs={"communicate": [], "extract": [[1]], "allocate": [[1, -1]]}),

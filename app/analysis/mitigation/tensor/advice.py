@@ -16,6 +16,7 @@ from app.analysis.mitigation.tensor.document import (
     Method,
     MitigationDocument,
     RankShare,
+    risk_of,
 )
 from app.analysis.mitigation.tensor.group import Costs, Group, Shares
 from app.analysis.mitigation.tensor.methods import even, fill, migrate, resize, semi
@@ -135,14 +136,13 @@ def _alternative(problem: Problem, item: _Candidate) -> Alternative:
         places=places(problem.sizes, once=moves_once),
     ).tolist()
     most = float(shares.resized.max()) / group.units
-    within = most <= problem.accuracy_budget or not shares.resized.any()
-    risk = LossRisk.SMALL if within else LossRisk.BEYOND_BUDGET
+    within = most <= problem.accuracy_budget
     return Alternative(
         method=item.method,
         criterion=item.criterion,
         predicted_time_s=max(times),
         speedup=float(group.time_s.max()) / max(times),
-        loss_risk=risk if shares.resized.any() else LossRisk.NONE,
+        loss_risk=risk_of(most, within_budget=within),
         within_budget=within,
         extra_bytes=extra_bytes(
             problem.sizes, int(shares.moved.sum()) * group.unit, group.columns, once=moves_once

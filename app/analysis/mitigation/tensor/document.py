@@ -47,8 +47,23 @@ class LossRisk(StrEnum):
     """Risk of resizing for the model's accuracy."""
 
     NONE = "none"  # every column is computed
-    SMALL = "small"  # within the accuracy budget; the loss has to be measured
+    SMALL = "small"  # γ is within the budget and at most `SMALL_GAMMA`
+    LARGE = "large"  # γ is within the budget and over `SMALL_GAMMA`
     BEYOND_BUDGET = "beyond_budget"
+
+
+# Largest γ whose risk counts as small. Measured losses (docs/tensor-measured.md) are 1 to 5
+# percentage points at this γ and 2 to 13 at larger ones.
+SMALL_GAMMA: Final = 0.25
+
+
+def risk_of(gamma: float, *, within_budget: bool) -> LossRisk:
+    """Return the risk of leaving out the share γ of a rank's columns."""
+    if not gamma:
+        return LossRisk.NONE
+    if not within_budget:
+        return LossRisk.BEYOND_BUDGET
+    return LossRisk.SMALL if gamma <= SMALL_GAMMA else LossRisk.LARGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +102,9 @@ class Alternative:
     speedup: float
     """Slowest rank's time without a plan ÷ its predicted time."""
     loss_risk: LossRisk
-    """``none`` if every column is computed, ``small`` if γ is within the accuracy budget,
-    ``beyond_budget`` if it is above.
+    """Risk by the largest γ: ``none`` if every column is computed, ``beyond_budget`` if γ is above
+    the accuracy budget; within it ``small`` up to γ = 0.25, else ``large``. No loss is predicted:
+    also a small one has to be measured.
     """
     within_budget: bool
     """Whether the γ of every rank is within the accuracy budget."""

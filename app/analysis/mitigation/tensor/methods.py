@@ -17,6 +17,7 @@ import numpy as np
 
 from app.analysis.mitigation.tensor.group import (
     Affine,
+    Communication,
     Costs,
     Group,
     Shares,
@@ -93,12 +94,12 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
     return high
 
 
-def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affine) -> int:
+def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Communication) -> int:
     """Return x, the number of stragglers that migrate, Eq. 3; the other stragglers resize.
 
     With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, the result is the largest x for which f(x) = (T_x
-    − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is tried,
-    since f is not monotonic.
+    − T_min) − max_{j > x} [Φ1(V_x, x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is
+    tried, since f is not monotonic. Φ1 depends on the number of senders too, unlike the paper's.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
         T, seconds, descending.
     workload : float64 array, shape (ranks,)
         W, columns that each rank computes now.
-    communicate : Affine
+    communicate : Communication
         Φ1.
 
     Returns
@@ -120,7 +121,8 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
     migrating = 0
     for x in range(1, ranks):
         columns = float(volume[x - 1])
-        added_s = communicate(columns) + (time_s[x:] / workload[x:]).max() * columns / (ranks - x)
+        computing_s = (time_s[x:] / workload[x:]).max() * columns / (ranks - x)
+        added_s = communicate(columns, x) + computing_s
         if over_s[x - 1] > added_s:
             migrating = x
     return migrating

@@ -203,8 +203,8 @@ def predicted_s(
     """Return T of each rank under a plan, without waiting, seconds, shape (ranks,).
 
     A rank that resizes also takes Ω1 + Ω2, a rank that hands columns over also takes `Costs.lend`.
-    Every rank takes Φ1 of all migrated columns, since all ranks of the group take part in the
-    collectives of a migration.
+    Every rank takes Φ1 of all migrated columns and their senders, since all ranks of the group take
+    part in the collectives of a migration.
 
     Parameters
     ----------
@@ -283,9 +283,8 @@ def _taken_s(
     else:
         time_s += group.unit_s * received
     if each_step:
-        time_s += costs.communicate(int(given.sum()) * unit) + _cost_of_each(
-            costs.lend, given * unit
-        )
+        time_s += costs.communicate(int(given.sum()) * unit, int(np.count_nonzero(given)))
+        time_s += _cost_of_each(costs.lend, given * unit)
     time_s += _cost_of_each(costs.extract, resized * unit) + costs.allocate_s * (resized > 0)
     return time_s
 

@@ -28,15 +28,20 @@ from app.analysis.diagnosis.group_waits import (
 from app.analysis.diagnosis.locations import Worker
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fixes import Fix
-from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
+from app.analysis.mitigation.tensor.document import (
+    SMALL_GAMMA,
+    Alternative,
+    Method,
+    MitigationDocument,
+)
 from app.analysis.mitigation.tensor.group import Group
 from app.analysis.quantities import NS, FloatArray
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import Trace
 from app.analysis.wording import name_list, percent
 
-# Maximum γ whose loss of accuracy is tolerable according to the paper's measurements.
-ACCURACY_BUDGET: Final = 0.25
+# A session states no accuracy budget, so only shares of small risk are within it.
+ACCURACY_BUDGET: Final = SMALL_GAMMA
 # Assumed number of columns of a rank if the metadata lack it.
 THOUSANDTHS: Final = 1000
 MOST_COLUMNS: Final = 10_000_000

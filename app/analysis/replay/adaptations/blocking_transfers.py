@@ -170,7 +170,7 @@ def _posted_together(
 def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
     """Return a graph in which each launch follows all earlier blocking operations of its stage.
 
-    Edges that contradict the launch order are removed: the paper's model lets a receive follow a
+    Edges that contradict the launch order are removed: `build_graph` lets a receive follow a
     computation, but a host may post the receive before the computation ends.
 
     Raises

@@ -1,8 +1,8 @@
 """Receives posted in turn: the host posts a receive when the previous computation has ended.
 
-In the paper's model a receive follows the previous computation of its own direction. A host that
-posts the receive of the next computation after the previous computation does so after computations
-of either direction.
+In the published analyzer's model a receive follows the previous computation of its own direction. A
+host that posts the receive of the next computation after the previous computation does so after
+computations of either direction.
 """
 
 from __future__ import annotations

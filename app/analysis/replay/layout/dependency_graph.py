@@ -2,10 +2,24 @@
 
 Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis". A
 graph describes a single DP rank, and is the same for all DP ranks. Dependencies follow the recorded
-launch order, so GPipe, 1F1B and interleaved schedules need no assumption. The paper's jobs gather
-parameters before the first forward; a gather at the end of a step, which the paper does not have,
-follows the optimizer. All sessions of a job have the same structure, and deriving the graph takes
-up to a tenth of an analysis, so graphs are cached.
+launch order, so GPipe, 1F1B and interleaved schedules need no assumption.
+
+From the paper are the streams, the gathering before the first forward and the scattering after the
+last backward, the order of receive, computation and send, and the groups. Added, since the program
+of its authors or the results of its traces need them:
+
+- A receive follows the previous computation of its own direction, and the first backward transfers
+  of a stage follow the forward before the last one of its warm-up.
+- Model chunks: each has its own first forward, last backward and neighbors.
+- The end of a step: garbage collection, all-reduces of layer norms and embeddings, clipping, and
+  optimizer follow one another. Scatters overlap with the backward only where separate all-reduces
+  of gradients are recorded; elsewhere they are part of this chain.
+
+Added for jobs that the paper does not have: gathering at the end of a step follows the optimizer,
+computations hand over directly where no transfer is recorded.
+
+All sessions of a job have the same structure, and deriving the graph takes up to a tenth of an
+analysis, so graphs are cached.
 """
 
 from __future__ import annotations
@@ -193,7 +207,7 @@ def gathers_at_end(layout: Layout) -> frozenset[int]:
 
 
 def build_graph(layout: Layout) -> Graph:
-    """Return the dependency graph of a layout's steps (section 3.2 of the paper).
+    """Return the dependency graph of a layout's steps: that of the paper, with the additions above.
 
     Raises
     ------

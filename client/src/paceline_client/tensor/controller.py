@@ -37,12 +37,15 @@ from paceline_client.tensor.workload import Workload
 _log = logging.getLogger("paceline_client")
 
 Samples = tuple[tuple[int, float], ...]
+SenderSamples = tuple[tuple[int, float, int], ...]
 
 # Sampled shares of a rank's columns, in sixteenths. They cover the range of plans, because a line
 # through small samples does not predict large shares.
 _LENT: Final = (1, 4, 8, 14)
 _LEVEL: Final = (1, 4, 8)
 _LEFT_OUT: Final = (4, 14)
+# Shares that half of the ranks lend at the same time, each.
+_LENT_TOGETHER: Final = (4, 14)
 _WHOLE: Final = 16
 # Number of repetitions of all samples, of which the fastest step counts, because other load of a
 # machine is temporary.
@@ -55,14 +58,19 @@ class Costs:
     """Samples of a group's cost functions: (columns, additional seconds of a step)."""
 
     # The paper's Φ1: the seconds of a step in addition to the slowest rank's own time, by the
-    # number of columns that a rank lends while it is ahead of the others.
-    communicate: Samples
+    # number of columns that ranks lend while they are ahead of the others, and the number of these
+    # ranks: several take longer than one for the same columns.
+    communicate: SenderSamples
     extract: Samples  # Ω2: of a rank outside its products, for columns that it leaves out
     lend: Samples = ()  # in addition to Φ1 if the rank that lends is not ahead
 
-    def document(self) -> dict[str, Samples]:
+    def document(self) -> dict[str, Samples | SenderSamples]:
         """Return the samples for a report."""
-        costs = {"communicate": self.communicate, "extract": self.extract, "lend": self.lend}
+        costs: dict[str, Samples | SenderSamples] = {
+            "communicate": self.communicate,
+            "extract": self.extract,
+            "lend": self.lend,
+        }
         return {name: samples for name, samples in costs.items() if samples}
 
 
@@ -79,7 +87,7 @@ def pre_test(
 ) -> Costs:
     """Sample the costs of a group without stragglers and without a plan, on all ranks together.
 
-    The group `tp` has a watch. `step` trains for one step and is called about 90 times; in half of
+    The group `tp` has a watch. `step` trains for one step and is called about 110 times; in half of
     these steps, ranks leave columns out. If that must not change the model, `step` must not update
     it, or the model must be loaded again afterwards. Each sample takes `steps` steps in each round.
     """
@@ -89,6 +97,9 @@ def pre_test(
     plans: list[Plan | None] = [None]
     plans += [_lending(columns * part // _WHOLE, columns, size) for part in _LENT]
     plans += [_lending(columns * part // _WHOLE, columns, size, level=True) for part in level]
+    several = size // 2
+    together = _LENT_TOGETHER if several > 1 else ()
+    plans += [_lending(columns * part // _WHOLE, columns, size, several) for part in together]
     plans += [
         Plan(0, Method.ZERO, columns, size, (RankShare(0, columns * part // _WHOLE),))
         for part in _LEFT_OUT
@@ -100,6 +111,7 @@ def pre_test(
     rest_s = [min(times.rest_s for times in sample) for sample in samples]
     ahead = dict(zip(_LENT, outside_s[1:], strict=False))
     not_ahead = dict(zip(level, outside_s[1 + len(_LENT) :], strict=False))
+    of_several = dict(zip(together, outside_s[1 + len(_LENT) + len(level) :], strict=False))
     left_out = dict(zip(_LEFT_OUT, rest_s[-len(_LEFT_OUT) :], strict=True))
 
     def over(taken_s: dict[int, float], without_s: Callable[[int], float]) -> Samples:
@@ -108,22 +120,27 @@ def pre_test(
             for part, sample_s in taken_s.items()
         )
 
+    single = over(ahead, lambda _: outside_s[0])
+    all_senders = over(of_several, lambda _: outside_s[0])
     return Costs(
-        over(ahead, lambda _: outside_s[0]),
+        (
+            *((count, taken_s, 1) for count, taken_s in single),
+            *((several * count, taken_s, several) for count, taken_s in all_senders),
+        ),
         over(left_out, lambda _: rest_s[0]),
         over(not_ahead, lambda part: max(ahead[part], outside_s[0])),
     )
 
 
-def _lending(count: int, columns: int, size: int, *, level: bool = False) -> Plan:
-    """Return a plan with which the first rank lends `count` columns to the others.
+def _lending(count: int, columns: int, size: int, senders: int = 1, *, level: bool = False) -> Plan:
+    """Return a plan with which the first `senders` ranks lend `count` columns each to the others.
 
     With `level`, the others leave out columns so that all ranks compute the same number.
     """
-    even = apportion([1] * (size - 1), count)
-    lent = tuple((rank + 1, part) for rank, part in enumerate(even) if part)
-    rest = tuple(RankShare(rank + 1, count + part) for rank, part in enumerate(even))
-    shares = (RankShare(0, 0, lent), *(rest if level else ()))
+    even = apportion([1] * (size - senders), count)
+    lent = tuple((rank + senders, part) for rank, part in enumerate(even) if part)
+    rest = tuple(RankShare(rank + senders, count + part) for rank, part in enumerate(even))
+    shares = (*(RankShare(rank, 0, lent) for rank in range(senders)), *(rest if level else ()))
     return Plan(0, Method.MIGRATE, columns, size, shares)
 
 

@@ -35,6 +35,7 @@ def session(
     state: str = "analyzed",
     lost_by_cause: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
+    attempt: int = 1,
     **measures: Any,  # noqa: ANN401 - of the paper
 ) -> uuid.UUID:
     """Store a session of some time ago; without a slowdown, no figure contains it."""
@@ -48,7 +49,7 @@ def session(
         made = Session(
             id=uuid.uuid4(),
             job_id=owner.id,
-            attempt=1,
+            attempt=attempt,
             number=number + 1,
             content_sha256=uuid.uuid4().bytes,
             state=state,

@@ -28,6 +28,7 @@ def fleet(container: Container) -> None:
             gpus=128 * 2 ** (number % 5),
             m_w=number / 12,
             context=4096 if number % 2 else 32_768,
+            lengths=((1024, 1), (4096, 1)) if number % 2 else (),
             labels={"team": f"team-{number % 3}", "owner": f"owner-{number}"},
         )
     session(container, 1.3, ago=8 * DAY, job="job-1")
@@ -58,6 +59,35 @@ def test_the_figures_are_a_tab_of_the_fleet(client: httpx.Client, container: Con
     assert 'href="/report/figures.csv?range=30d&amp;team=team-1"' in of_team
     file = client.get("/report/figures.csv?range=30d&team=team-1").text
     assert len(file.splitlines()) == 5
+
+
+def test_the_figures_are_also_of_the_jobs_that_the_paper_counts(
+    client: httpx.Client, container: Container
+) -> None:
+    fleet(container)
+    session(container, 1.5, ago=HOUR, job="tiny", gpus=8)
+    page = parse(client.get("/?tab=figures&team=").text)
+    [link] = [one for one in page.all("a") if one.text == "As in the paper"]
+    of_paper = client.get(link.attributes["href"]).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Jobs of 128 GPUs or more, restarted at most 15 times: 12 of 13" in of_paper
+    assert "tiny, session 1" not in of_paper
+    assert len(client.get("/report/figures.csv?sample=paper").text.splitlines()) == 13
+    found = client.get("/api/v1/fleet/report?sample=paper").json()
+    assert (found["sample"]["jobs"], found["sample"]["fleet_jobs"]) == (12, 13)
+    assert 0.9 < found["sample"]["gpu_hours_share"] < 1
+    assert client.get("/api/v1/fleet/report?sample=some").status_code == 422
+
+
+def test_sequence_lengths_have_a_histogram(client: httpx.Client, container: Container) -> None:
+    fleet(container)
+    text = client.get("/?tab=figures").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Half of the sequences are shorter than 2,048 tokens, the longest up to 8,191" in text
+    lengths = client.get("/api/v1/fleet/report").json()["lengths"]
+    assert lengths == [
+        {"low": 1024, "high": 2048, "share": pytest.approx(0.5)},
+        {"low": 2048, "high": 4096, "share": 0.0},
+        {"low": 4096, "high": 8192, "share": pytest.approx(0.5)},
+    ]
 
 
 def test_the_report_is_broken_down_by_team_and_owner_with_filters(

@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import select
 
 from app.analysis.report.session_verdict import KnownLoss
 from app.jobs.fleet_costs import ReportFilter, job_figures
-from app.jobs.fleet_report import FleetReport, fleet_report
+from app.jobs.fleet_report import FleetReport, Sample, fleet_report, sampled_jobs
+from app.jobs.models import Attempt, Job
 from app.platform.database.states import SessionState
 from app.sessions.models.tables import StoredVerdict
 from benchmarks.support.stored import made_verdict
@@ -157,3 +159,32 @@ def test_a_report_is_broken_down_by_team_and_owner_and_filtered_by_them(
         assert [one.job for one in figures] == ["large"]
     unknown = read(container, fleet_report, None, None, ReportFilter(team="unknown"))
     assert (unknown.costs.sessions, unknown.coverage.received, unknown.spent.hosts) == (0, 0, ())
+
+
+def test_the_sample_of_the_paper_has_large_jobs_of_few_restarts(container: Container) -> None:
+    session(container, 1.2, ago=HOUR, job="small", gpus=127)
+    session(container, 1.3, ago=HOUR, job="large", gpus=128, attempt=16)
+    session(container, 1.4, ago=HOUR, job="failing", gpus=128, attempt=17)
+    session(container, 1.5, ago=HOUR, job="announced", gpus=128)
+    with container.uow() as tx:
+        job = tx.session.execute(select(Job).where(Job.name == "announced")).scalar_one()
+        tx.session.add(Attempt(job_id=job.id, number=17, run_id="run", restart=16))
+
+    paper = read(container, sampled_jobs, None, None, sample=Sample.PAPER)
+    assert [(job.job, job.restarts) for job in paper.jobs] == [("large", 15)]
+    assert len(read(container, sampled_jobs, None, None).jobs) == 4
+
+
+def test_coverage_counts_the_gpu_hours_of_sessions_without_a_verdict(container: Container) -> None:
+    for hours in (3, 1):
+        session(container, 1.5, ago=hours * HOUR, job="large", gpus=300)
+        session(container, None, ago=hours * HOUR, job="untold", gpus=100, state="no_verdict")
+        session(container, 1.1, ago=hours * HOUR, job="small", gpus=100)
+
+    every, paper = (
+        read(container, sampled_jobs, None, None, sample=sample)
+        for sample in (Sample.ALL, Sample.PAPER)
+    )
+    assert (every.fleet.jobs, len(every.jobs), len(paper.jobs)) == (3, 2, 1)
+    assert every.gpu_hours_share == pytest.approx(400 / 500, rel=1e-3)
+    assert paper.gpu_hours_share == pytest.approx(300 / 500, rel=1e-3)

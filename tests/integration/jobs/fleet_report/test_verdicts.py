@@ -28,8 +28,9 @@ def test_an_analyzed_session_is_in_the_figures(container: Container) -> None:
     (job,) = read(container, job_figures, None, None)
     assert (job.session, job.slowdown) == (stored.session, report.slowdown)
     assert (job.gpus, job.stages) == (report.sizes.world, report.sizes.pp)
+    assert report.m_w.published is not None
     assert (job.m_w, job.m_s, job.correlation) == (
-        report.m_w.rem,
+        report.m_w.published.rem,
         report.m_s.rem,
         report.fb_correlation.pearson,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,10 @@ from app.analysis.planning.ditto import (
     recover_greedily,
 )
 from app.analysis.planning.oobleck import Division, TooLargeToDivideError
-from app.analysis.planning.problem import compile_problem
+from app.analysis.planning.problem import PS_PER_MS, compile_problem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
+from app.analysis.planning.template import Node
 from benchmarks.support.clusters import uniform_example
 
 
@@ -86,6 +88,39 @@ def test_recovery_merges_as_many_stages_as_a_device_is_worth() -> None:
     assert sorted((stage.end - stage.first, stage.nodes[0][0]) for stage in template) == [
         (1, 0), (2, 1),
     ]  # fmt: skip
+
+
+def test_recovery_merges_onto_any_number_of_devices_of_a_node() -> None:
+    # All stages take as long with any x, so that the fewest are the fastest: one for each node.
+    problem = compile_problem(
+        spec(DeviceType("slow", 1, 3), DeviceType("fast", 1, 3, speed=2.0), layers=9),
+        any_width=True,
+    )
+    template = recover(problem, fold(problem.spec), [(n, n + 1) for n in range(9)])
+    assert template is not None
+    widths = [(stage.end - stage.first, problem.options[stage.option].gpus) for stage in template]
+    assert sorted(widths) == [(3, 3), (6, 3)]
+
+
+@pytest.mark.parametrize("name", ["Ex3", "Ex4"])
+def test_recovered_stages_fit_into_the_nodes(name: str) -> None:
+    found = plan_ditto(compile_problem(uniform_example(name, "paper")), SearchBudget())
+    devices, used = found.problem.spec.devices, Counter[Node]()
+    for stage in found.template:
+        used[stage.nodes[0]] += found.problem.options[stage.option].gpus
+    assert used == {
+        (kind, node): device.gpus_per_node
+        for kind, device in enumerate(devices)
+        for node in range(device.nodes)
+    }
+
+
+def test_three_devices_all_reduce_as_long_as_four() -> None:
+    network = Network(allreduce_in_node_ms=({2: 10.0, 4: 30.0},) * 6)
+    problem = compile_problem(spec(DeviceType("only", 1, 4), network=network), any_width=True)
+    three, four = (problem.cost_ps[problem.option_index(0, gpus), 1, 0] for gpus in (3, 4))
+    assert three == pytest.approx((40 / 3 + 2 * 30) * PS_PER_MS)
+    assert four == (40 / 4 + 2 * 30) * PS_PER_MS
 
 
 def test_recovery_ends_nowhere_where_the_devices_do_not_add_up() -> None:

@@ -262,6 +262,35 @@ def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
     assert both.k50 == 2
 
 
+def test_m_w_is_also_given_with_the_ranking_of_the_paper() -> None:
+    # The paper ranks a worker by the smaller slowdown of its DP rank and its stage. DP ranks and
+    # stages of two slow workers cross at two healthy workers, which rank like them.
+    slow = {(3, 0): 2.0, (5, 2): 1.7}
+    injections = [SlowWorker(place, factor) for place, factor in slow.items()]
+    trace = session(*injections, dp=16, pp=4, microbatches=4).trace
+    replayed = prepare_replay(trace)
+    metrics, report = measure(replayed), analyze(trace).report
+    published = report.m_w.published
+    assert published is not None
+    assert set(report.m_w.workers) == set(slow)
+    assert published.workers == ((5, 2), (5, 0))
+    assert published.workers == rank_workers(np.array(report.by_worker.approximate))[:2]
+
+    simulator = replayed.simulator
+    chosen = np.zeros((16, 4), dtype=bool)
+    chosen[5, [0, 2]] = True
+    removed_s, kept_s = (
+        simulator.step_times([simulator.keep(cells=cells)]).mean() * 1e-9
+        for cells in (~chosen, chosen)
+    )
+    assert (published.trem_s, published.tadd_s) == pytest.approx((removed_s, kept_s))
+    assert published.rem == pytest.approx((metrics.simulated_step_s - removed_s) / metrics.lost_s)
+    assert published.rem is not None
+    assert published.rem < 0.2
+    assert report.m_w.rem is not None
+    assert report.m_w.rem > 0.9
+
+
 @pytest.mark.parametrize(
     "slow", [[2.0] * 7, [3.0, 1.8, 1.6, 1.4], [2.0, 1.05, 1.05], [1.3] * 2, [1.1] * 7]
 )

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from app.analysis.diagnosis.locations import Where
 from app.analysis.report.document import Report
-from app.analysis.report.session_verdict import BlamedGpu, GpuOfWorker, blamed_gpus, verdict_of
+from app.analysis.report.session_verdict import (
+    BlamedGpu,
+    GpuOfWorker,
+    blamed_gpus,
+    measures_of,
+    verdict_of,
+)
 from app.analysis.trace.rank_metadata import MovedGpu, Whereabouts
 from tests.support import reports
 
@@ -80,3 +86,14 @@ def test_a_guessed_host_is_marked_and_a_gpu_is_the_one_of_its_uuid() -> None:
         f"llama-1 (guessed) GPU 3 (GPU-5a3f1c2e…, rank {rank}, pod ml/llama-1, moved from node-9)"
     )
     assert (verdict.worst[0].host, verdict.worst[0].guessed) == ("llama-1", True)
+
+
+def test_measures_have_the_paper_s_m_w_and_the_recorded_lengths() -> None:
+    report = reports.slow_worker()
+    lengths = {"7": [[[120, 100], [64]]], "8": [[[8], [32_768]]]}
+    measures = measures_of(report, {"seq_length": 65_536, "sequence_lengths": lengths})
+    assert report.m_w.published is not None
+    assert (measures.m_w, measures.m_w_published) == (report.m_w.rem, report.m_w.published.rem)
+    assert measures.context == 65_536
+    assert measures.lengths == ((8, 1), (64, 3), (32_768, 1))
+    assert measures_of(report, {}).lengths == ()

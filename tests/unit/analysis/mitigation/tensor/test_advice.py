@@ -18,7 +18,7 @@ from app.analysis.mitigation.tensor.document import (
     Method,
     MitigationDocument,
 )
-from app.analysis.mitigation.tensor.group import Affine, Costs, Group
+from app.analysis.mitigation.tensor.group import Communication, Costs, Group
 from app.analysis.mitigation.tensor.prediction import Kind, Plans, Sizes
 
 # All methods but sticky migration, which a job may not support.
@@ -46,6 +46,24 @@ def test_alternatives_beyond_the_budget_are_last_and_marked() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("budget", "risks"),
+    [
+        (
+            0.25,
+            {0.25: LossRisk.SMALL, 0.656: LossRisk.BEYOND_BUDGET, 0.875: LossRisk.BEYOND_BUDGET},
+        ),
+        (0.9, {0.656: LossRisk.LARGE, 0.875: LossRisk.LARGE}),
+    ],
+)
+def test_a_large_share_has_a_large_risk_even_if_the_budget_allows_it(
+    budget: float, risks: dict[float, LossRisk]
+) -> None:
+    document = advice(8, 1, 1, 1, budget=budget)
+    found = {round(item.gamma, 3): item.loss_risk for item in document.alternatives}
+    assert found == {0.0: LossRisk.NONE, **risks}
+
+
 def test_without_costs_resizing_to_the_budget_and_migrating_the_rest_is_fastest() -> None:
     document = advice(8, 1, 1, 1)
     assert document.chosen is Method.SEMI
@@ -56,12 +74,16 @@ def test_without_costs_resizing_to_the_budget_and_migrating_the_rest_is_fastest(
 
 def test_columns_are_left_out_only_where_that_buys_five_per_cent() -> None:
     """With one slow rank of sixteen, water-filling leaves little to gain; of four, more."""
-    cheap = advice(2, *[1] * 15, costs=Costs(communicate=Affine(0.0, 4e-5)), methods=STEP_METHODS)
+    cheap = advice(
+        2, *[1] * 15, costs=Costs(communicate=Communication(0.0, 4e-5)), methods=STEP_METHODS
+    )
     assert cheap.best.loss_risk is LossRisk.NONE
     faster = min(item.predicted_time_s for item in cheap.alternatives if item.within_budget)
     assert 1 < cheap.best.predicted_time_s / faster < 1.05
 
-    dear = advice(2, 1, 1, 1, costs=Costs(communicate=Affine(0.2, 4e-4)), methods=STEP_METHODS)
+    dear = advice(
+        2, 1, 1, 1, costs=Costs(communicate=Communication(0.2, 4e-4)), methods=STEP_METHODS
+    )
     assert dear.best.loss_risk is LossRisk.SMALL
     lossless = min(
         item.predicted_time_s for item in dear.alternatives if item.loss_risk is LossRisk.NONE
@@ -70,7 +92,7 @@ def test_columns_are_left_out_only_where_that_buys_five_per_cent() -> None:
 
 
 def test_a_job_that_may_lose_nothing_moves_for_good() -> None:
-    document = advice(8, 1, 1, 1, budget=0.0, costs=Costs(communicate=Affine(0.1, 0.001)))
+    document = advice(8, 1, 1, 1, budget=0.0, costs=Costs(communicate=Communication(0.1, 0.001)))
     assert document.chosen is Method.STICKY
     assert document.best.loss_risk is LossRisk.NONE
     assert document.best.speedup == pytest.approx(6.25, rel=2e-3)
@@ -121,7 +143,7 @@ def test_columns_alone_do_not_stay_where_they_were_moved() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.05, 1.0)), min_size=2, max_size=8),
     st.floats(0.0, 1.0),
-    st.sampled_from([None, Costs(communicate=Affine(0.01, 1e-4))]),
+    st.sampled_from([None, Costs(communicate=Communication(0.01, 1e-4))]),
 )
 def test_whatever_the_group_the_choice_is_within_the_budget_and_no_slower(
     ranks: list[tuple[float, float]], budget: float, costs: Costs | None

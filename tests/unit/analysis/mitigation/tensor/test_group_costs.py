@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.mitigation.tensor.group import Affine, fit, fit_constant
+from app.analysis.mitigation.tensor.group import Affine, fit, fit_communication, fit_constant
 
 SECONDS = st.floats(0.0, 1000.0)
 
@@ -65,3 +65,20 @@ def test_no_other_line_without_negative_parts_is_nearer(
 
 def test_allocation_is_the_median() -> None:
     assert fit_constant([(1, 0.3), (100, 0.1), (50, 0.2)]) == 0.2
+
+
+def test_each_further_sender_adds_its_term_to_the_line_of_one_sender() -> None:
+    single = [(100, 3.0, 1), (300, 5.0, 1)]
+    found = fit_communication([*single, (400, 12.0, 4), (800, 16.0, 4)])
+    assert (found.fixed_s, found.column_s, found.sender_s) == pytest.approx((2.0, 0.01, 2.0))
+    assert fit_communication([*single, (400, 0.5, 4)]).sender_s == 0
+
+
+def test_further_senders_are_free_without_samples_of_them() -> None:
+    found = fit_communication([(100, 3.0, 1), (300, 5.0, 1)])
+    assert (found(300, 1), found(300, 3), found(0, 3)) == pytest.approx((5.0, 5.0, 0.0))
+
+
+def test_samples_of_several_senders_alone_are_met() -> None:
+    found = fit_communication([(100, 9.0, 4), (300, 11.0, 4)])
+    assert (found(100, 4), found(300, 4)) == pytest.approx((9.0, 11.0))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.mitigation.tensor.group import Affine, Costs, Group, Shares
+from app.analysis.mitigation.tensor.group import Affine, Communication, Costs, Group, Shares
 from app.analysis.mitigation.tensor.methods import even, fill, migrate, resize, semi
 from app.analysis.mitigation.tensor.prediction import predicted_s
 
 FREE = Costs()
-DEAR = Costs(communicate=Affine(100.0, 0.0))
+DEAR = Costs(communicate=Communication(100.0, 0.0))
 
 
 def group_of(*times: float, columns: int = 1000, share: float = 1.0, unit: int = 1) -> Group:
@@ -70,7 +70,7 @@ def test_semi_of_one_straggler_resizes_to_the_budget_and_migrates_the_rest() -> 
 
 
 def test_semi_of_one_straggler_divides_by_equation_2() -> None:
-    costs = Costs(Affine(0.0, 1e-4), Affine(0.0, 3e-4), 0.0, Affine(0.0, 2e-4))
+    costs = Costs(Communication(0.0, 1e-4), Affine(0.0, 3e-4), 0.0, Affine(0.0, 2e-4))
     shares = semi(group_of(8, 1, 1, 1), costs)
     # Eq. 2 here: 2 β = (1 − β) (1 + 3/3)
     assert shares.resized[0] == pytest.approx(875 / 2, abs=1)
@@ -80,7 +80,7 @@ def test_semi_of_one_straggler_divides_by_equation_2() -> None:
 def test_semi_of_several_migrates_the_heavy_and_resizes_the_slight() -> None:
     """The paper's example: four of eight ranks are 8, 6, 4 and 2 times slower."""
     group = group_of(8, 6, 4, 2, 1, 1, 1, 1)
-    costs = Costs(communicate=Affine(0.0, 1e-3))
+    costs = Costs(communicate=Communication(0.0, 1e-3))
     shares = semi(group, costs)
     migrating = np.flatnonzero(shares.migrated).tolist()
     resizing = np.flatnonzero(shares.resized).tolist()
@@ -98,9 +98,9 @@ def test_semi_of_several_within_the_budget_migrates_what_may_not_be_resized() ->
     group = group_of(8, 6, 1, 1)
     # The condition of Eq. 3 fails narrowly for x = 1 and 2, although migration pays within the
     # budget.
-    costs = Costs(communicate=Affine(6.5, 0.0))
+    costs = Costs(communicate=Communication(6.5, 0.0))
     assert not semi(group, costs).migrated.any()
-    cheap = semi(group, Costs(communicate=Affine(0.5, 0.0)), most=0.25)
+    cheap = semi(group, Costs(communicate=Communication(0.5, 0.0)), most=0.25)
     assert cheap.shed[:2].tolist() == [875, 833]
     assert cheap.resized.max() <= 250
 
@@ -113,7 +113,7 @@ def test_filling_moves_nothing_where_that_costs_more_than_it_brings() -> None:
 def test_filling_stops_at_the_level_that_pays() -> None:
     """More columns than the slowest rank's would cost more communication than they save."""
     group = group_of(8, 2, 1, 1, 1, 1, 1, 1, columns=100)
-    costs = Costs(communicate=Affine(0.0, 0.02))
+    costs = Costs(communicate=Communication(0.0, 0.02))
     shares = fill(group, costs)
 
     assert np.flatnonzero(shares.migrated).tolist() == [0]
@@ -128,7 +128,7 @@ def test_filling_stops_at_the_level_that_pays() -> None:
 def test_filling_ends_within_a_unit_of_the_best_of_all_divisions(
     times: list[float], offset: float, slope: float
 ) -> None:
-    group, costs = group_of(*times, columns=4), Costs(communicate=Affine(offset, slope))
+    group, costs = group_of(*times, columns=4), Costs(communicate=Communication(offset, slope))
     found = slowest(group, fill(group, costs), costs)
 
     total, best = group.ranks * group.units, float("inf")
@@ -151,7 +151,7 @@ def test_nothing_is_lost_and_every_rank_keeps_some(
     times: list[float], share: float, unit: int, budget: float, offset: float
 ) -> None:
     group = group_of(*times, columns=64, share=share, unit=unit)
-    costs = Costs(communicate=Affine(offset, 0.001))
+    costs = Costs(communicate=Communication(offset, 0.001))
     for shares in (
         resize(group, group.fastest_s, budget),
         migrate(group),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.mitigation.tensor.group import Affine, Costs
+from app.analysis.mitigation.tensor.group import Affine, Communication, Costs
 from app.analysis.mitigation.tensor.methods import migrating_ranks, pruning_ratios, resized_share
 from tests.oracles.tensor_groups import migrating
 
@@ -51,7 +51,7 @@ def test_a_slower_rank_sheds_no_less(times: list[float], factor: float) -> None:
 
 
 def test_equation_2_balances_what_resizing_and_migration_add() -> None:
-    costs = Costs(Affine(0.01, 1e-4), Affine(0.0, 3e-3), 0.02, Affine(0.0, 2e-3))
+    costs = Costs(Communication(0.01, 1e-4), Affine(0.0, 3e-3), 0.02, Affine(0.0, 2e-3))
     beta = resized_share(500, 3, costs, column_s=1.0)
 
     migrated = (1 - beta) * 500
@@ -67,7 +67,9 @@ def test_equation_2_balances_what_resizing_and_migration_add() -> None:
         pytest.param(Costs(), 1.0, id="resizing costs nothing"),
         pytest.param(Costs(allocate_s=10.0), 0.0, id="resizing costs more than all migration"),
         pytest.param(
-            Costs(Affine(5.0, 0.0), allocate_s=0.1), 1.0, id="any migration costs more than all"
+            Costs(Communication(5.0, 0.0), allocate_s=0.1),
+            1.0,
+            id="migration costs more than all",
         ),
     ],
 )
@@ -80,19 +82,20 @@ def test_dearer_communication_resizes_no_less(
     seconds: tuple[float, float, float, float], receivers: int, factor: float
 ) -> None:
     offset, slope, allocate, extract = seconds
-    cheap = Costs(Affine(offset, slope), None, allocate, Affine(0.0, extract))
-    dear = Costs(Affine(offset * factor, slope * factor), None, allocate, Affine(0.0, extract))
+    resizing = (None, allocate, Affine(0.0, extract))
+    cheap = Costs(Communication(offset, slope), *resizing)
+    dear = Costs(Communication(offset * factor, slope * factor), *resizing)
 
     less = resized_share(64, receivers, cheap, column_s=0.01)
     assert resized_share(64, receivers, dear, column_s=0.01) >= less - 1e-9
 
 
-@given(TIMES, SECONDS, st.floats(0.0, 0.01), st.integers(1, 4096))
+@given(TIMES, SECONDS, st.floats(0.0, 0.01), SECONDS, st.integers(1, 4096))
 def test_equation_3_is_the_largest_x_that_pays(
-    times: list[float], offset: float, slope: float, columns: int
+    times: list[float], offset: float, slope: float, further: float, columns: int
 ) -> None:
     time_s = np.sort(times)[::-1]
-    communicate = Affine(offset, slope)
+    communicate = Communication(offset, slope, further)
 
     found = migrating_ranks(time_s, np.full(len(times), float(columns)), communicate)
     assert found == migrating(time_s.tolist(), float(columns), communicate)
@@ -101,9 +104,15 @@ def test_equation_3_is_the_largest_x_that_pays(
 def test_equation_3_looks_beyond_the_first_x_that_does_not_pay() -> None:
     """Each receiver gets an eighth of the volume: more senders, fewer and slower receivers."""
     time_s = np.array([3.0, 2.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    assert migrating_ranks(time_s, np.full(8, 1000.0), Affine(0.0, 0.0)) == 2
-    assert migrating_ranks(time_s, np.full(8, 1000.0), Affine(1.95, 0.0)) == 0
+    assert migrating_ranks(time_s, np.full(8, 1000.0), Communication(0.0, 0.0)) == 2
+    assert migrating_ranks(time_s, np.full(8, 1000.0), Communication(1.95, 0.0)) == 0
+
+
+def test_equation_3_counts_what_each_further_sender_costs() -> None:
+    time_s, workload = np.array([3.0, 2.9, *[1.0] * 6]), np.full(8, 1000.0)
+    assert migrating_ranks(time_s, workload, Communication(1.0, 0.0)) == 2
+    assert migrating_ranks(time_s, workload, Communication(1.0, 0.0, 1.0)) == 1
 
 
 def test_no_rank_migrates_where_none_is_slow() -> None:
-    assert migrating_ranks(np.ones(4), np.full(4, 10.0), Affine(0.0, 0.0)) == 0
+    assert migrating_ranks(np.ones(4), np.full(4, 10.0), Communication(0.0, 0.0)) == 0
