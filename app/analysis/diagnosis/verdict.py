@@ -208,7 +208,13 @@ def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
     """Return the clauses about the first cause and, if it costs enough, the second cause."""
     if causes[0].cause == UNKNOWN:
         return _for_no_one_place(job)
-    return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _named(causes))
+    clauses = [KINDS[cause.cause].because(cause, job) for cause in _named(causes)]
+    other = causes[1] if len(causes) > 1 else None
+    if other is not None and other.cost_s is None and other.saves is not None:
+        # The alternative of the first cause, with the same sign and another slowdown.
+        title = KINDS[other.cause].title.lower()
+        clauses[0] += f" ({1 / (1 - other.saves):.2f}× if it is a {title})"
+    return ", and ".join(clauses)
 
 
 def _for_no_one_place(job: JobFacts) -> str:
