@@ -30,6 +30,7 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.group_waits import (
     Waiting,
+    Waits,
     has_tensor_ranks,
     measure_waits,
     waiting_groups,
@@ -428,11 +429,14 @@ class Signs:
         return has_tensor_ranks(self.observation.trace)
 
     @cached_property
+    def group_waits(self) -> list[Waits]:
+        """Return the waits of the tensor-parallel groups; empty if not recorded."""
+        return measure_waits(self.observation) if self.has_tensor_ranks else []
+
+    @cached_property
     def waiting(self) -> list[Waiting]:
-        """Return the tensor-parallel groups that wait for a rank; empty if not recorded."""
-        if not self.has_tensor_ranks:
-            return []
-        return waiting_groups(self.observation, measure_waits(self.observation))
+        """Return the tensor-parallel groups that wait for a rank."""
+        return waiting_groups(self.observation, self.group_waits)
 
     @cached_property
     def effects(self) -> Effects | None:
