@@ -45,6 +45,17 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LateSends:
+    """Lateness of sends and receives at the collectives of a group, arrays (collectives,)."""
+
+    # further wait of the group, as its last rank received its input later than the others
+    received_ns: FloatArray
+    # time that the analyzed rank computes longer than the others after the last collective of a
+    # computation, before it sends
+    computed_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Waits of the collectives of a worker for the rank that arrives last."""
 
@@ -52,9 +63,10 @@ class Waits:
     ranks: IntArray  # (ranks,): global ranks of the group
     step: IntArray  # (collectives,)
     start_ns: IntArray  # (collectives,): by the clock of the analyzed rank
-    wait_ns: FloatArray  # (collectives,)
+    wait_ns: FloatArray  # (collectives,): without the waits for late inputs
     last: IntArray  # (collectives,): index into `ranks`
     duration_ns: FloatArray  # (collectives, ranks): each rank's record: its wait and the transfer
+    late_sends: LateSends | None = None  # None if the group is not compared with other stages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,11 +122,12 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
     rows = rows[np.lexsort([key[rows] for key in keys])]
     cell = trace.dp[rows].astype(np.int64) * trace.meta.sizes.pp + trace.pp[rows]
+    computations = _Computations(observation)
     longest = []
     for mine in np.split(rows, np.flatnonzero(np.diff(cell)) + 1):
         recorded = trace.rank[mine]
         waits = [
-            _waits(observation, mine[np.isin(recorded, group)])
+            _waits(observation, mine[np.isin(recorded, group)], computations)
             for group in groups_of(np.unique(recorded), trace.meta.sizes, types)
         ]
         measured = [wait for wait in waits if wait is not None]
@@ -123,7 +136,56 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
     return longest
 
 
-def _waits(observation: Observation, rows: IntArray) -> Waits | None:
+class _Computations:
+    """Computations of all ranks in the analyzed steps, by each rank's own clock."""
+
+    def __init__(self, observation: Observation) -> None:
+        trace = observation.trace
+        codes = [trace.op_names.index(name) for name in COMPUTATIONS]
+        rows = np.flatnonzero(np.isin(trace.op, codes))
+        rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
+        self._rows = rows[np.lexsort((trace.start_ns[rows], trace.rank[rows]))]
+        self._ranks = trace.rank[self._rows]
+        self._trace = trace
+
+    def around(self, collectives: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return the idle time before, and the computing time after, collectives of a rank, ns.
+
+        Parameters
+        ----------
+        collectives : int64 array
+            Rows of a single rank.
+
+        Returns
+        -------
+        idle_ns : float64 array, shape (collectives,)
+            From the end of the computation before to the begin of the computation with the
+            collective, if the collective is its first; otherwise 0.
+        tail_ns : float64 array, shape (collectives,)
+            From the end of the collective to the end of the computation with it, if the collective
+            is its last; otherwise 0.
+        """
+        idle_ns, tail_ns = np.zeros(len(collectives)), np.zeros(len(collectives))
+        start_ns, duration_ns = self._trace.start_ns, self._trace.duration_ns
+        rank = self._trace.rank[collectives[0]]
+        own = self._rows[slice(*np.searchsorted(self._ranks, [rank, rank + 1]))]
+        if not len(own):
+            return idle_ns, tail_ns
+        begin = start_ns[own]
+        end = begin + duration_ns[own]
+        order = np.argsort(start_ns[collectives], kind="stable")
+        at = np.searchsorted(begin, start_ns[collectives[order]], side="right") - 1
+        inside = (at >= 0) & (start_ns[collectives[order]] <= end[np.maximum(at, 0)])
+        change = at[1:] != at[:-1]
+        first = inside & np.append(True, change) & (at > 0)
+        last = inside & np.append(change, True)
+        idle_ns[order[first]] = begin[at[first]] - end[at[first] - 1]
+        ended = (start_ns + duration_ns)[collectives[order[last]]]
+        tail_ns[order[last]] = np.maximum(end[at[last]] - ended, 0)
+        return idle_ns, tail_ns
+
+
+def _waits(observation: Observation, rows: IntArray, computations: _Computations) -> Waits | None:
     """Return the waits of a group, whose `rows` are sorted by step, type, order and rank."""
     trace = observation.trace
     ranks = np.unique(trace.rank[rows])
@@ -145,14 +207,23 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
     # Wait of the typical rank: the median over the ranks; for two ranks, the longer wait.
     typical = np.sort(duration, axis=1)[:, count // 2]
+    analyzed = min(analyzed, count - 1)
+    wait_ns, last = typical - duration.min(axis=1), duration.argmin(axis=1)
+    idle_ns, tail_ns = np.array([computations.around(table[:, n]) for n in range(count)]).swapaxes(
+        0, 1
+    )
+    later_ns = idle_ns[last, np.arange(len(last))] - np.sort(idle_ns, axis=0)[(count - 1) // 2]
+    received_ns = np.clip(later_ns, 0.0, np.maximum(wait_ns, 0.0))
+    others_ns = np.median(np.delete(tail_ns, analyzed, axis=0), axis=0)
     return Waits(
         cell=(dp, pp),
         ranks=ranks.astype(np.int64),
         step=trace.step[table[:, 0]],
-        start_ns=trace.start_ns[table[:, min(analyzed, count - 1)]],
-        wait_ns=typical - duration.min(axis=1),
-        last=duration.argmin(axis=1),
+        start_ns=trace.start_ns[table[:, analyzed]],
+        wait_ns=wait_ns - received_ns,
+        last=last,
         duration_ns=duration,
+        late_sends=LateSends(received_ns, np.maximum(tail_ns[analyzed] - others_ns, 0.0)),
     )
 
 
@@ -245,6 +316,49 @@ def computations_without(
             if node not in lost_ns:
                 lost_ns[node] = np.zeros((len(layout.steps), layout.dp))
             np.add.at(lost_ns[node][:, dp], steps[mine], beyond * wait.wait_ns[mine])
+    return lost_ns
+
+
+def passed_on(
+    observation: Observation, groups: Sequence[Waiting], waits: Sequence[Waits]
+) -> dict[int, FloatArray]:
+    """Return the computing time lost to late sends of the groups' slowest ranks, by node, ns.
+
+    What a slow rank computes after the last collective of a pass delays its send, so the rank of
+    the same index in the next stage's group begins late, and its group waits for it.
+
+    Parameters
+    ----------
+    waits : sequence of Waits
+        Waits of all groups of the job.
+
+    Returns
+    -------
+    dict of int to float64 array
+        Shape (steps, dp), ns.
+    """
+    layout = observation.layout
+    lost_ns: dict[int, FloatArray] = {}
+    for group in groups:
+        dp, pp = group.cell
+        for wait in waits:
+            sends = wait.late_sends
+            if sends is None or wait.cell[0] != dp:
+                continue
+            if wait.cell != group.cell:
+                late_ns = np.where(wait.last == group.slowest, sends.received_ns, 0.0)
+            elif int(wait.ranks[group.slowest]) == int(layout.ranks[dp, pp]):
+                late_ns = sends.computed_ns
+            else:
+                continue
+            if not late_ns.any():
+                continue
+            nodes, steps = holders(observation, wait)
+            for node in np.unique(nodes[(nodes >= 0) & (late_ns > 0)]).tolist():
+                mine = nodes == node
+                if node not in lost_ns:
+                    lost_ns[node] = np.zeros((len(layout.steps), layout.dp))
+                np.add.at(lost_ns[node][:, dp], steps[mine], late_ns[mine])
     return lost_ns
 
 

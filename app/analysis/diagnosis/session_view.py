@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -30,6 +30,7 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.group_waits import (
     Waiting,
+    Waits,
     has_tensor_ranks,
     measure_waits,
     waiting_groups,
@@ -51,10 +52,7 @@ from app.analysis.trace.parallelism import head_in_layers, layers_per_stage
 
 _HEAD: Final = "with one DP rank embedding or head may make this stage heavy"
 _NO_LAYERS: Final = "with one DP rank it is unknown which, as the metadata lack the layers"
-_TO_TELL: Final = (
-    "To tell them apart: record layers, model and seq_length in the metadata, or compare with a "
-    "session in which other machines run the stages"
-)
+_OTHER_MACHINES: Final = "compare with a session in which other machines run the stages"
 _NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 
@@ -65,6 +63,7 @@ class Thresholds:
     heavy: float = 1.03  # ratio of the heaviest stage to the mean of all
     # A stage is slow from this ratio to the median of the other stages, forward and backward.
     slow: float = 1.04
+    slow_one_way: float = 1.1  # …or from this ratio on in one direction only
     to_slowest: float = 0.25  # excess of other slow stages, as a share of the slowest one's
     alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
     in_doubt: float = 0.85  # highest confidence where both causes are possible
@@ -180,46 +179,64 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
     if observation.layout.dp > 1:
         absent = observation.layout.absent
         alone = absent is not None and int((~absent[:, stage]).sum()) == 1
-        return StageOrWorker(_doubted(heavy, stage, _NO_PEERS) if alone else heavy, None)
-    layers, work, head = _work(observation)
+        return StageOrWorker(_doubted(observation, heavy, _NO_PEERS) if alone else heavy, None)
+    layers, work, _ = _work(observation)
     ratio = {}
     for name, passes in observation.passes.items():
         rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / work
         others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
         ratio[name] = rate / np.array(others)
     slowness = np.min(list(ratio.values()), axis=0)
-    most = np.max(list(ratio.values()), axis=0)[stage] - 1
-    by_layers = slowness[stage] < THRESHOLDS.slow
-    # A slow worker is slow in all computations; a loss layer costs more forward than backward.
-    if by_layers or most > THRESHOLDS.alike * (slowness[stage] - 1):
-        # The finding is certain only if the number of layers explains the excess.
-        sure = bool(layers) and by_layers
-        return StageOrWorker(heavy if sure else _doubted(heavy, stage, _HEAD), None)
+    most = np.max(list(ratio.values()), axis=0)
     inner = np.arange(1, pp - 1)
+    if most[stage] < THRESHOLDS.slow:
+        # The number of layers explains the time of the stage.
+        return StageOrWorker(heavy if layers else _doubted(observation, heavy, _HEAD), None)
     if stage not in inner:
-        # The embedding or the head may make the stage heavy: both causes are named, the likelier
-        # cause first.
-        slow = _slow_workers(observation, ratio, np.array([stage]))
-        beyond = (slowness[stage] - 1) * work[stage]
-        if head is not None:
-            most = (THRESHOLDS.to_flops - 1) * head + THRESHOLDS.further_layers
-            if stage == 0 or beyond > most:
-                return StageOrWorker(None, slow)
-        beyond_head = layers and beyond > THRESHOLDS.head_layers
-        return (
-            StageOrWorker(None, _doubted(slow, stage, _HEAD, heavy))
-            if layers and (stage == 0 or beyond_head)
-            else StageOrWorker(_doubted(heavy, stage, _HEAD, slow), None)
-        )
-    excess = slowness - 1
+        return _first_or_last(observation, heavy, stage, ratio)
+    slow_stages = (slowness >= THRESHOLDS.slow) | (most >= THRESHOLDS.slow_one_way)
+    excess = _level(ratio) - 1
     inner_slow = inner[
-        (slowness[inner] >= THRESHOLDS.slow)
-        & (excess[inner] >= THRESHOLDS.to_slowest * excess[stage])
+        slow_stages[inner] & (excess[inner] >= THRESHOLDS.to_slowest * excess[stage])
     ]
+    if stage not in inner_slow:
+        return StageOrWorker(_doubted(observation, heavy, _HEAD), None)
     slow = _slow_workers(
         observation, ratio, inner_slow[np.argsort(-excess[inner_slow], kind="stable")]
     )
-    return StageOrWorker(None, slow if layers else _doubted(slow, stage, _NO_LAYERS, heavy))
+    return StageOrWorker(None, slow if layers else _doubted(observation, slow, _NO_LAYERS, heavy))
+
+
+def _first_or_last(
+    observation: Observation, heavy: Finding, stage: int, ratio: dict[str, FloatArray]
+) -> StageOrWorker:
+    """Return the reason why the first or the last stage takes longer than its layers explain.
+
+    The embedding or the head may make the stage heavy: both causes are named, the likelier cause
+    first, unless the FLOPs of the head decide, or the last stage is slow as a loss is: in both
+    directions, but more in forwards.
+
+    Parameters
+    ----------
+    ratio : dict of str to float64 array
+        By operation type: time of each stage by layer ÷ that of the other stages, shape (pp,).
+    """
+    layers, work, head = _work(observation)
+    excess = [float(of_stages[stage]) - 1 for of_stages in ratio.values()]
+    like_a_loss = min(excess) >= THRESHOLDS.slow - 1 and max(excess) > THRESHOLDS.alike * min(
+        excess
+    )
+    if like_a_loss and stage > 0:
+        return StageOrWorker(_doubted(observation, heavy, _HEAD), None)
+    slow = _slow_workers(observation, ratio, np.array([stage]))
+    beyond = min(excess) * work[stage]
+    if head is not None:
+        most = (THRESHOLDS.to_flops - 1) * head + THRESHOLDS.further_layers
+        if stage == 0 or beyond > most:
+            return StageOrWorker(None, slow)
+    if layers and (stage == 0 or beyond > THRESHOLDS.head_layers):
+        return StageOrWorker(None, _doubted(observation, slow, _HEAD, heavy))
+    return StageOrWorker(_doubted(observation, heavy, _HEAD, slow), None)
 
 
 def _work(observation: Observation) -> tuple[tuple[int, ...] | None, FloatArray, float | None]:
@@ -330,6 +347,16 @@ def _as_before(reason: StageOrWorker, past: Past) -> StageOrWorker:
     return StageOrWorker(replace(heavy, evidence=(*heavy.evidence, line), doubt=doubt), None)
 
 
+def _level(ratio: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the ratio of each stage to the others in its faster direction, shape (pp,).
+
+    For a stage that is slow in one direction only, return the mean over both directions.
+    """
+    both = np.array(list(ratio.values()))
+    one_way = (both.min(axis=0) < THRESHOLDS.slow) & (both.max(axis=0) >= THRESHOLDS.slow_one_way)
+    return np.asarray(np.where(one_way, both.mean(axis=0), both.min(axis=0)))
+
+
 def _slow_workers(
     observation: Observation, ratio: dict[str, FloatArray], stages: IntArray
 ) -> Finding:
@@ -351,24 +378,40 @@ def _slow_workers(
         for stage in stages.tolist()
     ]
     worst = int(stages[0])
-    both = np.min(list(ratio.values()), axis=0)
     return Finding(
         change=Change(times=times),
         evidence=tuple(evidence),
         where=Where(workers=tuple((0, stage) for stage in stages.tolist()), stage=worst),
-        figure=StageLoad(relative=tuple(both.tolist())),
+        figure=StageLoad(relative=tuple(_level(ratio).tolist())),
         uncertainty=Uncertainty(THRESHOLDS.uneven),
     )
 
 
-def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = None) -> Finding:
+def _doubted(
+    observation: Observation, finding: Finding, why: str, other: Finding | None = None
+) -> Finding:
     """Return a finding in doubt, because another cause has the same sign."""
-    line = Evidence(f"Uneven cost or a slow worker: {why}. {_TO_TELL}", StageView(pp=stage))
+    stage = finding.where.stage
+    missing = _missing_metadata(observation.trace.meta.extra, observation.layout.pp)
+    ways = [f"record {missing} in the metadata"] if missing else []
+    ways.append(_OTHER_MACHINES)
+    line = Evidence(
+        f"Uneven cost or a slow worker: {why}. To tell them apart: {', or '.join(ways)}",
+        None if stage is None else StageView(pp=stage),
+    )
     alternative = None
     if other is not None:
         alternative = Alternative((*other.evidence, line), other.where, other.change)
     doubt = Doubt(THRESHOLDS.in_doubt, alternative)
     return replace(finding, evidence=(*finding.evidence, line), doubt=doubt)
+
+
+def _missing_metadata(extra: Mapping[str, Any], pp: int) -> str:
+    """Return the metadata that would give the work of each stage; empty if nothing is missing."""
+    missing = [] if layers_per_stage(extra, pp) else ["layers"]
+    if head_in_layers(extra) is None:
+        missing += [name for name in ("model", "seq_length") if name not in extra] or ["model"]
+    return " and ".join(filter(None, [", ".join(missing[:-1]), *missing[-1:]]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,11 +429,14 @@ class Signs:
         return has_tensor_ranks(self.observation.trace)
 
     @cached_property
+    def group_waits(self) -> list[Waits]:
+        """Return the waits of the tensor-parallel groups; empty if not recorded."""
+        return measure_waits(self.observation) if self.has_tensor_ranks else []
+
+    @cached_property
     def waiting(self) -> list[Waiting]:
-        """Return the tensor-parallel groups that wait for a rank; empty if not recorded."""
-        if not self.has_tensor_ranks:
-            return []
-        return waiting_groups(self.observation, measure_waits(self.observation))
+        """Return the tensor-parallel groups that wait for a rank."""
+        return waiting_groups(self.observation, self.group_waits)
 
     @cached_property
     def effects(self) -> Effects | None:

@@ -99,16 +99,18 @@ def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
 ) -> Verdict:
     """Return the verdict on steps, extended by the losses that all workers share, if large."""
     why = ""
+    between_share = lost_between(shares, sum(cause.between_s for cause in between), turn_s)
+    in_steps_s = sum(cause.cost_s or 0.0 for cause in causes)
+    if headline.kind is HeadlineKind.LAUNCHES and between_share * turn_s <= in_steps_s:
+        # Late launches of a step's first operations are time between steps as well.
+        between_share = 0.0
     first = max(between, key=lambda cause: cause.between_s, default=None)
     if first is not None and first.cause not in {cause.cause for cause in causes}:
         why = f": {KINDS[first.cause].because(first, job)}"
     lost = {
         f"{percent(share, 0)} of the time {what}": share
         for share, what in (
-            (
-                lost_between(shares, sum(cause.between_s for cause in between), turn_s),
-                f"is lost between steps{why}",
-            ),
+            (between_share, f"is lost between steps{why}"),
             (
                 # In a slow job, the common slowness of all workers is already one of the causes.
                 0.0 if of_steps.level == "slow" else shares.slow_together,
@@ -178,15 +180,13 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
         return Verdict(f"{sentence}; {_why(job, causes)}" if causes else sentence, "none")
     shown = f"{headline.slowdown:.2f}×"
     against_causes = headline.kind.without_causes
-    # S does not contain late launches.
-    unsaid = "; S is withheld" if headline.kind is HeadlineKind.LAUNCHES else ""
     if headline.slowdown < STRAGGLING:
         reference = "the step time without its causes" if against_causes else "the ideal step time"
-        return Verdict(f"{shown} {reference}: {_NONE}{unsaid}", "ok")
+        return Verdict(f"{shown} {reference}: {_NONE}", "ok")
     if against_causes:
         named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
         reference = without_causes(named)
-        return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}{unsaid}", "slow")
+        return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}", "slow")
     is_named = bool(causes) and causes[0].cause != UNKNOWN
     why = f"because {_why(job, causes)}" if is_named else _for_no_one_place(job)
     return Verdict(f"{shown} slower than ideal {why}", "slow")
@@ -208,7 +208,13 @@ def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
     """Return the clauses about the first cause and, if it costs enough, the second cause."""
     if causes[0].cause == UNKNOWN:
         return _for_no_one_place(job)
-    return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _named(causes))
+    clauses = [KINDS[cause.cause].because(cause, job) for cause in _named(causes)]
+    other = causes[1] if len(causes) > 1 else None
+    if other is not None and other.cost_s is None and other.saves is not None:
+        # The alternative of the first cause, with the same sign and another slowdown.
+        title = KINDS[other.cause].title.lower()
+        clauses[0] += f" ({1 / (1 - other.saves):.2f}× if it is a {title})"
+    return ", and ".join(clauses)
 
 
 def _for_no_one_place(job: JobFacts) -> str:

@@ -19,7 +19,7 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
-from app.analysis.wording import name_list
+from app.analysis.wording import name_list, percent
 
 # The computations of DP peers begin apart if their begins differ by more than this share of their
 # duration…
@@ -105,6 +105,38 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
     return ranks, float(gaps.max()) / NS_A_SECOND
 
 
+# Ends of the same collectives fit no common clock if they typically remain this share of a step
+# apart, as long as what stragglers cost, or fit only clocks that no real clock keeps.
+MISFIT_OF_STEP: Final = 0.1
+
+
+def fits_no_clock(replayed: Replayed) -> Unseen | None:
+    """Return why ranks cannot be compared if ends of collectives stay apart; None if they fit.
+
+    Without a pipeline, only collectives compare ranks, and those of the same number in a step are
+    taken for the same one. Ends that fit no offsets and rates of clocks contradict that.
+    """
+    layout, clocks = replayed.layout, replayed.clocks
+    if layout.pp > 1 or layout.dp == 1 or replayed.one_clock or clocks.drift_ppm is None:
+        return None
+    step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
+    ppm = float(np.ptp(clocks.drift_ppm))
+    drifts_ns = ppm / PPM * float(np.ptp(layout.begin_ns)) if ppm > FASTEST_PPM else 0.0
+    apart_ns = max(float(clocks.residual_ns.max()), drifts_ns)
+    if apart_ns <= MISFIT_OF_STEP * step_ns:
+        return None
+    return Unseen(
+        verdict="ends of the same collectives fit no common clock, so ranks cannot be compared",
+        reason=(
+            "The ends of a collective are one moment, but no clocks bring them nearer than "
+            f"{apart_ns / 1e6:.0f} ms, {percent(apart_ns / step_ns, 0)} of a step: ranks recorded "
+            "different steps under the same number, files are of different runs, or clocks jump. "
+            "Record the same steps of one run on all ranks."
+        ),
+        timed=False,
+    )
+
+
 # Smallest plausible slowdown S. Values slightly below 1 are possible, since ideal durations are
 # means and medians; smaller values are faults of the recording or the replay.
 LEAST_SLOWDOWN: Final = 0.97
@@ -133,7 +165,7 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
     """Return why no worker can be blamed; None if a verdict is possible."""
     attempts = attempts_apart(replayed.layout, replayed.clocks)
     if attempts is None:
-        return unseen_waiting(replayed.layout)
+        return fits_no_clock(replayed) or unseen_waiting(replayed.layout)
     ranks, by_s = attempts
     who = name_list("rank", [str(rank) for rank in ranks])
     were = "was" if len(ranks) == 1 else "were"

@@ -3,6 +3,10 @@
 Chunks are parts as returned by `decode`: each chunk has passed its own checks, and has the recorded
 names and order. The result must not depend on the distribution of operations over chunks, so all
 operations are sorted and checked again as one body.
+
+Ranks may number the same steps differently, such as a rank that starts its profiler a step later.
+The ends of a collective are one moment on all of its ranks, so the times between the ends of steps
+show which steps are the same.
 """
 
 from __future__ import annotations
@@ -14,10 +18,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.quantities import FloatArray
 from app.analysis.trace import operation_order as groups
 from app.analysis.trace.assemble import Collected, build_trace
 from app.analysis.trace.limits import Places
-from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
+from app.analysis.trace.metadata import Unmapped, note_unmapped, unmapped_of
+from app.analysis.trace.model import (
+    ABSENT,
+    GRADS_REDUCE_SCATTER,
+    KNOWN_OP_TYPES,
+    SessionMeta,
+    Trace,
+)
 from app.errors import Fault, InvalidTraceError, UnanalyzableError
 
 # Our column names → attributes of a `Trace`.
@@ -83,6 +95,16 @@ def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
     unknown = {name for chunk in ordered for name in chunk.trace.op_names} - set(KNOWN_OP_TYPES)
     names = (*KNOWN_OP_TYPES, *sorted(unknown))
     columns = _concatenate(ordered, names)
+    if meta.sizes.pp == 1 and not ordered[0].trace.step_relative:
+        later = _later_numbers(columns, names)
+        for rank, by in later.items():
+            columns["step"][columns["rank"] == rank] -= by
+        renumbered = [
+            Unmapped(f"step numbers of rank {rank} that are {by:+d} from those of its peers", 1)
+            for rank, by in later.items()
+        ]
+        if renumbered:
+            meta = note_unmapped(meta, (*unmapped_of(meta.extra), *renumbered))
     repeated = groups.copies(columns)
     rows = np.flatnonzero(~repeated)
     # Sort by rank, then step, then type, then recorded order (or start if no order is recorded).
@@ -118,6 +140,72 @@ def _concatenate(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str
     if columns["order"].min() == ABSENT:
         del columns["order"]
     return columns
+
+
+# Largest difference between two ranks' numbers of the same step, and fewest steps to compare.
+_MOST_LATER: Final = 2
+_FEWEST_STEPS: Final = 4
+# Steps are numbered differently if the ends of their collectives are this many times nearer to one
+# moment with other numbers…
+_NEARER: Final = 10.0
+# …and if with the recorded numbers they are apart by at least this share of a step.
+_APART: Final = 0.02
+_MOST_STEPS: Final = 1 << 14  # bounds the size of a table of ranks by steps
+
+
+def _later_numbers(columns: Columns, names: Sequence[str]) -> dict[int, int]:
+    """Return by how much ranks number their steps later than most ranks, without zeros.
+
+    Columns are those of a job without a pipeline, in which all ranks reduce gradients together.
+    """
+    rows = np.flatnonzero(columns["op"] == names.index(GRADS_REDUCE_SCATTER))
+    ranks, of_rank = np.unique(columns["rank"][rows], return_inverse=True)
+    step = columns["step"][rows]
+    if len(ranks) < 2 or int(np.ptp(step)) > _MOST_STEPS:  # noqa: PLR2004 - nothing to compare
+        return {}
+    at = step - step.min()
+    ends_ns = np.full((len(ranks), int(at.max()) + 1), -np.inf)
+    np.maximum.at(ends_ns, (of_rank, at), columns["start"][rows] + columns["duration"][rows])
+    ends_ns -= ends_ns.max()
+    later = np.array([_later(of_rank_ns, ends_ns[0]) for of_rank_ns in ends_ns])
+    values, counts = np.unique(later, return_counts=True)
+    later -= values[counts.argmax()]
+    return {int(ranks[place]): int(later[place]) for place in np.flatnonzero(later)}
+
+
+def _later(ends_ns: FloatArray, others_ns: FloatArray) -> int:
+    """Return by how much a rank numbers its steps later than another rank; 0 if in doubt.
+
+    Parameters
+    ----------
+    ends_ns, others_ns : float64 arrays, shape (steps,)
+        End of each step's gradient reduction by the clocks of the two ranks; -inf if not recorded.
+    """
+    apart_ns = {
+        by: _apart_ns(ends_ns, others_ns, by) for by in range(-_MOST_LATER, _MOST_LATER + 1)
+    }
+    best = min(apart_ns, key=lambda by: (apart_ns[by], abs(by)))
+    recorded = others_ns[np.isfinite(others_ns)]
+    period_ns = float(np.median(np.diff(recorded))) if len(recorded) > 1 else 0.0
+    nearer = apart_ns[best] * _NEARER <= apart_ns[0]
+    return best if nearer and _APART * period_ns < apart_ns[0] < np.inf else 0
+
+
+def _apart_ns(ends_ns: FloatArray, others_ns: FloatArray, by: int) -> float:
+    """Return how far ends of steps lie from clocks with a constant offset and rate, ns.
+
+    The result is the root mean square; infinite for too few common steps.
+    """
+    count = len(ends_ns) - abs(by)
+    mine = ends_ns[max(by, 0) :][:count]
+    others = others_ns[max(-by, 0) :][:count]
+    both = np.isfinite(mine) & np.isfinite(others)
+    if both.sum() < _FEWEST_STEPS:
+        return np.inf
+    mine, others = mine[both], others[both]
+    ahead, time = mine - others - (mine - others).mean(), others - others.mean()
+    rate = float(time @ ahead) / max(float(time @ time), 1.0)
+    return float(np.sqrt(np.mean((ahead - rate * time) ** 2)))
 
 
 def _build(

@@ -133,7 +133,7 @@ def test_where_s_is_withheld_there_is_a_slowdown_a_cause_and_its_fix_but_no_map(
     analyze_session(container, taken(container, stored))
     expect_status(page, "analyzed")
     expect(page.locator("h1")).to_contain_text(
-        "slower than without its cause: steps wait for their data; S is withheld"
+        "slower than without its cause: steps wait for their data"
     )
     wait_for_plots(page)
     for absent in ("#heatmap", "#strip", "#timeline"):

@@ -11,9 +11,11 @@ from app.analysis.diagnosis.group_waits import (
     LISTED,
     computations_without,
     figure_of,
+    passed_on,
     view_of,
     without_waits,
 )
+from app.analysis.diagnosis.observation import summed
 from app.analysis.diagnosis.session_view import Signs
 
 
@@ -22,15 +24,22 @@ def _find(signs: Signs) -> Finding | None:
     groups = [group for group in signs.waiting if group.of_one_rank]
     if not groups:
         return None
+    observation = signs.observation
+    less_ns = summed(
+        (
+            computations_without(observation, groups),
+            passed_on(observation, groups, signs.group_waits),
+        )
+    )
     return Finding(
-        change=Change(less_ns=computations_without(signs.observation, groups)),
+        change=Change(less_ns=less_ns),
         evidence=tuple(
-            Evidence(sign_of(signs.observation, group, TENSOR), view_of(group, drawn=number == 0))
+            Evidence(sign_of(observation, group, TENSOR), view_of(group, drawn=number == 0))
             for number, group in enumerate(groups[:LISTED])
         ),
         where=where_of(groups),
         figure=figure_of(groups[0]),
-        uncertainty=without_waits(signs.observation, groups),
+        uncertainty=without_waits(observation, groups),
     )
 
 

@@ -84,13 +84,18 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
     count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
     regular = {kind: regular_share(values) for kind, values in joined.items()}
-    if _is_chance([(regular[kind], joined[kind]) for kind in joined]):
+    # A host takes some time to post a receive in turn, however irregular: no cause delays receives.
+    posted = {kind for kind in joined if kind.op_type in _RECEIVES and regular[kind] > 0}
+    launched = [(regular[kind], joined[kind]) for kind in joined if kind not in posted]
+    chance = _is_chance(launched)
+    if chance and not posted:
         return None
     typical: dict[LaunchKind, float] = {}
     shares = []
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
-        if regular[kind] >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
+        is_regular = kind in posted or (regular[kind] >= _REGULARLY and not chance)
+        if is_regular and count[kind] >= _LEAST_OFTEN * among:
             takes_ns = typical_ns(values)
             if takes_ns > 0:
                 typical[kind] = takes_ns

@@ -148,11 +148,52 @@ def test_a_heavy_stage_stays_heavy_while_another_worker_has_a_slow_spell() -> No
     assert ((0, 3),) not in blamed
 
 
+FORWARDS = SlowWorker((0, 1), 1.8, backward_share=0.0)
+
+
+def test_a_stage_between_the_others_that_is_slow_in_forwards_alone_has_a_slow_worker() -> None:
+    slow = session(FORWARDS, job=EVEN)
+    diagnosis = diagnosed(slow)
+
+    assert causes(diagnosis) == ["slow_worker"]
+    assert diagnosis.causes[0].where.workers == ((0, 1),)
+    truth = mean_step_ns(slow.trace) / mean_step_ns(session(job=EVEN).trace)
+    assert diagnosis.slowdown == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize(("stage", "job"), [(1, ONE_RANK), (3, EVEN), (3, ONE_RANK)])
+def test_a_stage_that_is_slow_in_forwards_alone_is_never_heavy_for_sure(
+    stage: int, job: JobModel
+) -> None:
+    diagnosis = diagnosed(session(replace(FORWARDS, worker=(0, stage)), job=job))
+
+    assert set(causes(diagnosis)) == {"stage_imbalance", "slow_worker"}
+    assert max(confidences(diagnosis)) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("job", "extra", "missing"),
+    [
+        (ONE_RANK, {}, "record layers, model and seq_length in the metadata, or compare"),
+        (EVEN, {}, "record model and seq_length in the metadata, or compare"),
+        (EVEN, {"model": SMALL_HEAD["model"]}, "record seq_length in the metadata, or compare"),
+    ],
+)
+def test_only_metadata_that_are_missing_are_named_to_tell_causes_apart(
+    job: JobModel, extra: dict[str, Any], missing: str
+) -> None:
+    slow = with_metadata(session(SlowWorker((0, 3), 1.8), job=job), extra)
+
+    assert f"To tell them apart: {missing}" in diagnosed(slow).causes[0].evidence[-1].text
+
+
 def test_of_two_possible_causes_each_has_its_slowdown_and_its_fix() -> None:
     slow = session(SlowWorker((0, 3), 1.8), job=EVEN)
     report = analyze(slow.trace).report
 
     truth = mean_step_ns(slow.trace) / mean_step_ns(session(job=EVEN).trace)
+    assert f"uneven cost or a slow worker ({truth:.1f}" in report.verdict.sentence
+    assert report.verdict.sentence.endswith("× if it is a slow worker)")
     assert [cause.cause for cause in report.causes] == ["stage_imbalance", "slow_worker"]
     assert f"If so, the job is {truth:.1f}" in report.causes[1].evidence[-1]
     assert "To tell them apart" in report.causes[0].evidence[-1]

@@ -94,7 +94,7 @@ def test_late_launches_withhold_s_and_are_named() -> None:
     assert fidelity.discrepancy > fidelity.limit
     assert fidelity.verdict is False
     assert report.verdict.level == "slow"
-    assert report.verdict.sentence.endswith("; S is withheld")
+    assert report.verdict.sentence.endswith("steps wait for their data")
     assert "launches of forward-compute come late" in (fidelity.reason or "")
     assert [cause.cause for cause in report.causes] == ["data_loading"]
     assert [fix.action for fix in report.recommendations] == ["load_ahead"]

@@ -50,6 +50,7 @@ BROADCAST: Final = "broadcast"
 # the tokens of experts, so their name does not identify the collective either.
 _GENERIC: Final = ("generic", "", "sendrecv")
 _KINDS: Final = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST)
+_REDUCES: Final = (ALL_REDUCE, REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Collective:
     issued: int  # start of the call on the host
     returned: int  # end of the call on the host
     event: int
+    # Whether the recording lacks the kernel of the call; start and end are then those of the call.
+    lost: bool = False
 
 
 def assign_kernels(scan: Scan) -> None:
@@ -175,6 +178,50 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
             collective = replace(earlier, start=start, end=end)
         joined[key] = collective
     yield from joined.values()
+    yield from _without_kernels(scan, list(joined.values()))
+
+
+# A profiler that lost kernels still has most kernels of the calls.
+_LOST_AT_MOST: Final = 0.5
+
+
+def _without_kernels(scan: Scan, found: Sequence[Collective]) -> Iterator[Collective]:
+    """Yield the reductions that a rank called but whose kernels the profiler lost.
+
+    Calls of which most launch no kernel within the call are of another backend, or their kernels
+    are launched together later.
+    """
+    launched = np.sort(np.array([collective.issued for collective in found], np.int64))
+    calls: dict[str, list[Issue]] = {}
+    issues = sorted(
+        (issue for issue in scan.issues if kind_of(issue.name) in _REDUCES),
+        key=lambda issue: issue.span.start,
+    )
+    for _, nested in groupby(issues, _Nested()):
+        alike = list(nested)
+        named = next((issue for issue in alike if issue.group), alike[-1])
+        calls.setdefault(named.group, []).append(replace(named, span=alike[0].span))
+    for group, of_group in calls.items():
+        within = [
+            int(np.searchsorted(launched, issue.span.end, side="right"))
+            > int(np.searchsorted(launched, issue.span.start))
+            for issue in of_group
+        ]
+        if sum(within) < len(within) * _LOST_AT_MOST:
+            continue
+        template = next((c for c in found if c.group == group), None) or found[0]
+        for issue, is_launched in zip(of_group, within, strict=True):
+            if not is_launched:
+                yield replace(
+                    template,
+                    name=kind_of(issue.name),
+                    start=issue.span.start,
+                    end=issue.span.end,
+                    issued=issue.span.start,
+                    returned=issue.span.end,
+                    event=issue.span.event,
+                    lost=True,
+                )
 
 
 def _streams(scan: Scan) -> dict[int, int]:
@@ -236,9 +283,6 @@ class _Nested:
             self._number += 1
             self._end, self._thread = issue.span.end, issue.thread
         return self._number
-
-
-_REDUCES: Final = (ALL_REDUCE, REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)

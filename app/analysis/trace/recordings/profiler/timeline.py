@@ -9,7 +9,7 @@ the kernel was already launched; any other gap is a delay of the host.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -93,6 +93,40 @@ class _Busy(NamedTuple):
     copies: NDArray[np.bool_]  # whether each is a copy, not a kernel
 
 
+def with_lost_kernels(
+    scan: Scan, program: Program, collectives: Sequence[Collective]
+) -> list[Collective]:
+    """Return collectives sorted by start, with the times of lost kernels where they are known.
+
+    A backward waits for its last reduction before any kernel of the next segment runs, so this
+    kernel shows when a lost one ended. Lost kernels of other reductions are left out: nothing
+    waits for them but later reductions.
+    """
+    if not any(collective.lost for collective in collectives):
+        return list(collectives)
+    busy = _busy(scan, program)
+    segment = program.at(np.array([collective.issued for collective in collectives], np.int64))
+    last = {
+        number: max(collective.issued for collective in issued)
+        for number in np.unique(segment).tolist()
+        for issued in [[c for c, at in zip(collectives, segment, strict=True) if at == number]]
+    }
+    kept = []
+    for collective, number in zip(collectives, segment.tolist(), strict=True):
+        if not collective.lost:
+            kept.append(collective)
+            continue
+        following = busy.start[busy.segment > number]
+        in_backward = number >= 0 and program.segments[number].part is Part.BACKWARD
+        if collective.issued < last[number] or not in_backward or not len(following):
+            continue
+        end = int(following[0])
+        earlier = [c.end for c in collectives if not c.lost and c.issued < collective.issued]
+        start = min(max([collective.issued, *earlier]), end)
+        kept.append(replace(collective, start=start, end=end))
+    return sorted(kept, key=lambda collective: (collective.start, collective.end))
+
+
 def device_timeline(
     scan: Scan,
     program: Program,
@@ -123,7 +157,9 @@ def device_timeline(
     held = np.zeros(len(collectives), np.bool_)
     firsts = _firsts(busy)
     ends = np.array([collective.end for collective in collectives], np.int64)
-    transfers = _least_durations([c for c in collectives if c.group not in exchanging])
+    transfers = _least_durations(
+        [c for c in collectives if c.group not in exchanging and not c.lost]
+    )
     gaps = np.searchsorted(busy.start, ends)
     in_order = np.lexsort((ends, gaps)).tolist()
     for place, alike in groupby(in_order, key=gaps.__getitem__):

@@ -54,6 +54,7 @@ from app.analysis.trace.recordings.profiler.timeline import (
     device_timeline,
     host_timeline,
     idle_before,
+    with_lost_kernels,
 )
 from app.analysis.trace.recordings.recording import Rows
 
@@ -96,8 +97,8 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
     """Return the segments of the steps, the collectives and the times of a scan without labels."""
     program = read_program(scan)
     assign_kernels(scan)
-    collectives = collectives_of(scan)
     on_device = len(scan.kernels) > 0
+    collectives = with_lost_kernels(scan, program, collectives_of(scan))
     issued = np.array([collective.issued for collective in collectives], np.int64)
     parts = [
         (collective, program.segments[segment].part)

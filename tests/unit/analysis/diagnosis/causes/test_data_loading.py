@@ -93,7 +93,7 @@ def test_a_wait_before_the_gathering_is_one_too() -> None:
     assert report.headline.kind == "launches"
     assert report.verdict.sentence == (
         f"{report.headline.slowdown:.2f}× slower than without its cause: steps wait for data on "
-        "stage 0; S is withheld"
+        "stage 0"
     )
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.tensor_parallel import TENSOR_STRAGGLER
 from app.analysis.diagnosis.observation import Explained
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
     MemoryFragmentation,
@@ -14,6 +16,7 @@ from app.analysis.synthesis.injections.computations import (
 )
 from app.analysis.synthesis.job import JobModel, Profiler
 from tests.oracles.physics.world import World
+from tests.support.tensor_pipeline import TensorPipeline, mean_step_ns, recorded
 from tests.unit.analysis.diagnosis.jobs import (
     MS,
     TENSOR,
@@ -96,3 +99,35 @@ def test_an_explained_time_is_not_judged_again() -> None:
 
     assert SLOW_WORKER.find(signs) is not None
     assert SLOW_WORKER.find(signs.net_of(Explained(finding.change.less_ns))) is None
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        TensorPipeline(slow=(1, 0, 3)),
+        TensorPipeline(slow=(1, 1, 2)),
+        TensorPipeline(slow=(1, 0, 0)),  # the rank that represents its worker
+        TensorPipeline(dp=1, tp=2, slow=(0, 0, 1)),
+        TensorPipeline(dp=1, pp=4, tp=2, slow=(0, 1, 1), factor=2),
+    ],
+    ids=str,
+)
+def test_what_late_sends_of_a_slow_rank_cost_other_stages_is_its_own(
+    job: TensorPipeline, tmp_path: Path
+) -> None:
+    report = analyze(recorded(job, tmp_path)).report
+
+    assert [cause.cause for cause in report.causes] == ["tensor_parallel_straggler"]
+    assert job.slow is not None
+    dp, pp, rank = job.slow
+    assert report.causes[0].where.workers == ((dp, pp),)
+    assert report.causes[0].where.ranks == ((pp * job.dp + dp) * job.tp + rank,)
+    true = mean_step_ns(job) / mean_step_ns(replace(job, slow=None))
+    assert report.headline.slowdown == pytest.approx(true, rel=0.03)
+
+
+def test_late_ends_of_a_healthy_pipeline_are_no_cause(tmp_path: Path) -> None:
+    report = analyze(recorded(TensorPipeline(tail=0.3), tmp_path)).report
+
+    assert not report.causes
+    assert report.headline.slowdown <= 1.03

@@ -35,11 +35,14 @@ class OnDemand:
         Time between the end of a computation and the posting of the next computation's receive.
     factor : float
         Factor on the computing time of the worker `SLOW`.
+    irregular : float
+        Standard deviation of the logarithm of the posting times.
     """
 
     schedule: Schedule
     posting_ns: int
     factor: float = 1.0
+    irregular: float = 0.0
     rows: list[dict[str, int | str]] = field(default_factory=list)
     step_ns: int = 0
 
@@ -74,7 +77,7 @@ class OnDemand:
                         if (stage, one) not in sent:
                             break
                         source, output, ready = sent[stage, one]
-                        posted = free[stage] + self.posting_ns
+                        posted = free[stage] + self._posting(dp, step, stage, one)
                         free[stage] = max(posted, ready) + WIRE
                         way = "backward" if one.backward else "forward"
                         mine, its = (dp, stage, step), (dp, source, step)
@@ -87,6 +90,11 @@ class OnDemand:
                         next_one = Computation(one.backward, at // len(stages), one.mb)
                         sent[at % len(stages), next_one] = (stage, one, free[stage])
         return free
+
+    def _posting(self, dp: int, step: int, stage: int, one: Computation) -> int:
+        """Return a posting time, the same with and without a slow worker."""
+        random = np.random.default_rng((dp, step, stage, one.chunk, one.mb, one.backward))
+        return int(self.posting_ns * np.exp(self.irregular * random.normal()))
 
     def _compute(
         self,
@@ -135,8 +143,26 @@ def test_the_time_that_posting_takes_is_replayed(chunks: int) -> None:
     assert report.headline.slowdown == pytest.approx(slow.step_ns / healthy.step_ns, rel=0.01)
 
 
-def test_a_healthy_job_that_posts_late_is_called_healthy() -> None:
-    report = analyze(OnDemand(Schedule(INTERLEAVED, 4, 4, 8), MS // 3).trace()).report
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("posting_ns", [MS // 10, MS // 6])
+def test_posting_that_takes_now_less_and_now_more_time_is_replayed(
+    stages: int, posting_ns: int
+) -> None:
+    schedule = Schedule(INTERLEAVED, stages, 4, 8)
+    slow, healthy = (OnDemand(schedule, posting_ns, factor, irregular=1.0) for factor in (1.8, 1.0))
+    trace = slow.trace()
+    healthy.trace()
+    report = analyze(trace).report
+
+    assert report.fidelity.discrepancy < 0.01
+    assert report.causes[0].where.workers == (SLOW,)
+    assert report.headline.slowdown == pytest.approx(slow.step_ns / healthy.step_ns, rel=0.03)
+
+
+@pytest.mark.parametrize(("posting_ns", "irregular"), [(MS // 3, 0.0), (MS // 6, 1.0)])
+def test_a_healthy_job_that_posts_late_is_called_healthy(posting_ns: int, irregular: float) -> None:
+    job = OnDemand(Schedule(INTERLEAVED, 4, 4, 8), posting_ns, irregular=irregular)
+    report = analyze(job.trace()).report
 
     assert report.fidelity.verdict
     assert report.headline.slowdown < 1.03

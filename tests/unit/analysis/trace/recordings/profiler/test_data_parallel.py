@@ -135,6 +135,7 @@ def test_a_late_loader_is_the_cause(kind: Kind, variant: dict[str, Any], tmp_pat
     assert report.causes[0].where.dp == 1
     assert report.headline is not None
     assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
+    assert report.verdict.sentence.endswith("without its cause: steps wait for their data")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
