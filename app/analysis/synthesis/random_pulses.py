@@ -26,7 +26,7 @@ PHASES: Final = (
 _PHASE: Final = {name: number for number, name in enumerate(PHASES)}
 
 
-def _beats(  # noqa: PLR0913 - a column each
+def beats(  # noqa: PLR0913 - a column each
     job: PulseJob,
     rank: int,
     times_ns: IntArray,
@@ -78,7 +78,7 @@ def with_beats(job: PulseJob, rng: np.random.Generator, gap_phase: str = "evalua
         ]
         since = begins[step] + np.where(waits, job.gap[step] + job.computing[step, rank], 0)
         parts.append(
-            _beats(job, rank, times, steps=job.first_step + step, phases=phases, since_ns=since)
+            beats(job, rank, times, steps=job.first_step + step, phases=phases, since_ns=since)
         )
     return by_time(joined(parts))
 
@@ -110,7 +110,7 @@ def hanging(
         since = last + (1e6 if rank == culprit else job.computing[-1, rank])
         count = len(times)
         parts.append(
-            _beats(
+            beats(
                 job,
                 rank,
                 times,
