@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.control_charts import Charts
-from app.analysis.pulse.expected_times import Expected, History, Trend
+from app.analysis.pulse.expected_times import STRETCH, Expected, History, Trend
 from app.analysis.pulse.measurements import COMPUTING, Subjects
 from app.analysis.pulse.notices import Ledger, Part
 from app.analysis.quantities import FloatArray, IntArray
@@ -152,6 +152,16 @@ def slower_than_own_past(view: GroupView, lead: int, window: IntArray, height: f
     # shows only with at least four peers.
     common = float(np.nanmedian(past)) if peers >= 4 else 0.0  # noqa: PLR2004
     return not own - min(common, 0.0) < _TOGETHER * height
+
+
+def growth_is_unknown(view: GroupView, rank: int, window: IntArray) -> bool:
+    """Return whether a rank suddenly has more tokens than its time is known for."""
+    lengths = view.history.lengths
+    earlier = len(view.history.numbers) - len(lengths)
+    first = max(int(window[0]), view.rows - STRETCH)
+    lengths = lengths[first - earlier : view.rows - earlier]
+    expected = view.expected
+    return bool(expected.growing.is_unsure(lengths, expected.uneven, view.subjects)[rank])
 
 
 def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:

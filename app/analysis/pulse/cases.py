@@ -15,6 +15,7 @@ import numpy as np
 
 from app.analysis.pulse.attribution import (
     GroupView,
+    growth_is_unknown,
     is_ramp,
     one_rank_moves_stage,
     part_that_grew,
@@ -203,12 +204,17 @@ class CaseTracker:
         if lead in (REST, COMPUTING):
             self._job(view, lead, begun, height)
             return
-        if lead < view.subjects.first_rank and one_rank_moves_stage(view, lead, window, height):
+        rank = lead - view.subjects.first_rank
+        if (
+            one_rank_moves_stage(view, lead, window, height)
+            if rank < 0
+            else growth_is_unknown(view, rank, window)
+        ):
             charts.forget(lead)
             return
         if not slower_than_own_past(view, lead, window, height):
-            if lead >= view.subjects.first_rank:
-                view.expected.rebase(lead - view.subjects.first_rank, height)
+            if rank >= 0:
+                view.expected.rebase(rank, height)
             charts.forget(lead)
             return
         group = slow_together(view, lead, window, height)

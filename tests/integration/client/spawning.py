@@ -44,8 +44,10 @@ def main(method: str, url: str, store: str, end: str) -> None:
             train, (url, store, end), nprocs=2, start_method=method
         )
         return
-    context = multiprocessing.get_context(method.removeprefix("plain-"))
-    ranks = [context.Process(target=train, args=(rank, url, store, end)) for rank in range(2)]
+    multiprocessing.set_start_method(method.removeprefix("plain-"))
+    ranks = [
+        multiprocessing.Process(target=train, args=(rank, url, store, end)) for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -67,14 +67,15 @@ def rank_2_dies(step_s: float, *, beats_of_2: bool = True) -> Pulses:
     parts = [rows.take(kept)]
     for rank in (rank for rank in range(16) if rank != 2):
         stage = rank // 8
-        times = np.arange(ends_ns[-1], ends_ns[-1] + 300e9 + 8e9 * step_s, BEAT_NS, np.int64)
+        last_ns = int(ends_ns[-1])
+        times = last_ns + np.arange(0, int(300e9 + 8e9 * step_s), BEAT_NS)
         phase = "dp-all-reduce" if stage == 0 or rank != 10 else "forward-compute"
         parts.append(
             beats(
                 *(job, rank, times),
                 steps=np.full(len(times), job.dials.steps - 1 + stage),
                 phases=[phase] * len(times),
-                since_ns=np.full(len(times), ends_ns[-1]),
+                since_ns=np.full(len(times), last_ns),
             )
         )
     return by_time(joined(parts))
