@@ -136,7 +136,10 @@ class Expected:
         # Waiting in a pipeline is proportional to computing, other waiting is constant. The larger
         # estimate is used.
         expected = longest + np.fmax(self.rest_ns, longest * self.rest_share)
-        good = (step > 0) & (expected > 0)
+        # A missing rank may be the one with the longest computing, if numbers of tokens differ.
+        uneven = np.ptp(measured.lengths, axis=1) > _SAME_TOKENS
+        known = ~uneven | measured.there.all(axis=1)
+        good = (step > 0) & (expected > 0) & known
         ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
         residuals.values[:, REST] = np.log(ratio) - self.rest_offset
         same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < _SAME_TOKENS
@@ -283,6 +286,12 @@ class Expected:
             return float(self.shift[subject - subjects.of_stages.start])
         rank = subject - subjects.first_rank
         return float(self.offset[rank] - self.first_offset[rank])
+
+    def forget_growth(self, rank: int) -> float:
+        """Set a rank's baseline to its first one; return the growth that it had followed."""
+        followed = float(self.offset[rank] - self.first_offset[rank])
+        self.offset[rank] = self.first_offset[rank]
+        return followed
 
     def rebase(self, rank: int, by: float) -> None:
         """Add a logarithmic difference to a rank's usual offset from its peers."""

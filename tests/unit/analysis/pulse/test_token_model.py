@@ -51,6 +51,14 @@ def test_long_tailed_tokens_of_a_healthy_job_make_no_notice(
         assert notices_in(job.rows(), job.hosts) == ()
 
 
+def test_no_step_is_long_because_the_rank_with_most_tokens_is_missing() -> None:
+    dials = replace(LONG_TAILS, lengths=1.0, squared=0.2)
+    job = PulseJob.healthy(dials, stream(10, "missing"))
+    job.missing[300:400, 8:] = True
+
+    assert notices_in(job.rows(), job.hosts) == ()
+
+
 def test_a_slow_rank_is_named_within_a_few_steps_there_too() -> None:
     job = PulseJob.healthy(LONG_TAILS, stream(2, "slow"))
     truth = FAULTS["rank"](job, stream(3, "slow"), 300, 1.1)
