@@ -165,6 +165,7 @@ class Watch:
                 int(self.history.numbers[-STRETCH]),
             )
             self.imbalance.report(self.attempt, subjects, step, end_ns, ledger)
+        self.charts.add_growth(means, subjects)
         self.tracker.review(self._view(subjects, ledger, hosts, len(self.history.numbers)))
 
     def _view(

@@ -14,7 +14,14 @@ import numpy as np
 from app.analysis.pulse.columns import (
     Steps,
 )
-from app.analysis.pulse.measurements import COMPUTING, REST, Measured, Stretch, Subjects
+from app.analysis.pulse.measurements import (
+    COMPUTING,
+    FEW_HOSTS,
+    REST,
+    Measured,
+    Stretch,
+    Subjects,
+)
 from app.analysis.pulse.medians import (
     Ordered,
     median_of_others,
@@ -40,8 +47,6 @@ _SEVERAL_KINDS: Final = 1 / 3
 # Computing of the whole job is compared only if the logarithm of its tokens is within this distance
 # of the usual number.
 _SAME_TOKENS: Final = 0.05
-# In a stage of more hosts than this, one slow host does not move the median of the stage.
-_FEW_HOSTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -349,7 +354,7 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: IntArray) -> FloatA
     """
     hosts = subjects.host_of[members]
     names = np.unique(hosts)
-    if not 1 < len(names) <= _FEW_HOSTS or names[0] < 0:
+    if not 1 < len(names) <= FEW_HOSTS or names[0] < 0:
         return ordered.median_of_others()
     logs = ordered.values
     others = np.empty_like(logs)
