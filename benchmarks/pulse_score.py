@@ -34,6 +34,7 @@ class Kind:
     factor: float
     bar: int
     lengths: bool = False
+    long_tails: bool = False
     steps: int = 500
 
 
@@ -50,6 +51,8 @@ KINDS: Final = (
     Kind("spells 40 %", ("spells",), 1.4, 60, steps=700),
     Kind("rotating 40 %", ("rotating",), 1.4, 100, steps=700),
     Kind("drift to 30 %", ("drift",), 1.3, 1500, steps=4000),
+    Kind("rank 20 %, long-tailed tokens", ("rank",), 1.2, 20, long_tails=True),
+    Kind("twice the tokens", ("tokens",), 2.0, 400, long_tails=True, steps=900),
     Kind("rank 20 %, then network", ("rank", "network"), 1.2, 30, steps=900),
 )
 _HANGS: Final = ("hang", "silent")
@@ -83,6 +86,8 @@ def about(notice: Notice, truth: PulseTruth) -> bool:
         return False
     if truth.kind in (NoticeKind.HANG, NoticeKind.SILENT):
         return notice.kind is truth.kind
+    if truth.kind is NoticeKind.IMBALANCE:
+        return notice.kind is truth.kind and bool(set(notice.ranks) & set(truth.ranks))
     if truth.kind is NoticeKind.SLOW_JOB:
         return notice.kind in _OF_JOB and not notice.ranks
     if truth.kind is NoticeKind.SPELLS and not truth.ranks:
@@ -127,7 +132,11 @@ def main() -> None:
         if row < len(KINDS):
             kind = KINDS[row]
             drawn = draw_pulse(
-                seed, kind.faults, steps=kind.steps, factor=kind.factor, lengths=kind.lengths
+                *(seed, kind.faults),
+                steps=kind.steps,
+                factor=kind.factor,
+                lengths=kind.lengths,
+                long_tails=kind.long_tails,
             )
             notices = detect(drawn.rows, drawn.hosts)
             wrong = _score(notices, drawn.truths, drawn.step_s, tallies[kind.name])
@@ -137,7 +146,13 @@ def main() -> None:
     hours_false = 0
     for number in range(options.jobs - faulty):
         seed = options.seed + faulty + number
-        drawn = draw_pulse(seed, (), steps=options.steps, lengths=number % 3 == 0, step_s=1.0)
+        drawn = draw_pulse(
+            *(seed, ()),
+            steps=options.steps,
+            lengths=number % 3 == 0,
+            long_tails=number % 3 == 1,
+            step_s=1.0,
+        )
         hours += drawn.rank_hours
         noticed = detect(drawn.rows, drawn.hosts)
         if number % 4 == 0:

@@ -135,7 +135,9 @@ _ENDED: Final = StateLabel("warn", "No pulse", 5)
 _OVER: Final = StateLabel("resolved", "Over", 5)
 _GOES_ON: Final = StateLabel("pending", "Goes on", 0)
 # Kinds of notices about slow computing of ranks, which the map of the ranks shows.
-_COMPUTE_LONG: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
+_COMPUTE_LONG: Final = frozenset(
+    {NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT, NoticeKind.IMBALANCE}
+)
 _OUTCOMES: Final = {
     Outcome.CONFIRMED: "confirmed by a session",
     Outcome.EXPLAINED: "a session names another cause",

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.control_charts import Charts
-from app.analysis.pulse.expected_times import Expected, History, Trend
+from app.analysis.pulse.expected_times import STRETCH, Expected, History, Trend
 from app.analysis.pulse.measurements import COMPUTING, Subjects
 from app.analysis.pulse.notices import Ledger, Part
 from app.analysis.quantities import FloatArray, IntArray
@@ -62,7 +62,7 @@ class GroupView:
 
 # A subject is slow together with another if its median residual over the same steps is more than
 # this share of the other's.
-_TOGETHER: Final = 0.5
+TOGETHER: Final = 0.5
 # If host names are unknown, the ranks of a stage are taken to share a host if the stage has at most
 # this many ranks.
 _HOST_RANKS: Final = 8
@@ -86,7 +86,7 @@ def slow_together(view: GroupView, lead: int, window: IntArray, height: float) -
     values = view.history.values[window]
     with np.errstate(all="ignore"):
         middle = np.nanmedian(np.where(np.isnan(values), 0, values), axis=0)
-    as_slow = (middle > _TOGETHER * height) & ~view.charts.noticed
+    as_slow = (middle > TOGETHER * height) & ~view.charts.noticed
     as_slow[lead] = True
     first_rank = view.subjects.first_rank
     if lead >= first_rank:
@@ -114,7 +114,7 @@ def one_rank_moves_stage(view: GroupView, stage: int, window: IntArray, height: 
     values = view.history.values[np.ix_(window, view.subjects.first_rank + members)]
     if np.isnan(values).all():
         return False
-    return bool(np.nanmax(median_of_known(values)) > _TOGETHER * height)
+    return bool(np.nanmax(median_of_known(values)) > TOGETHER * height)
 
 
 def is_ramp(view: GroupView, lead: int, window: IntArray, height: float) -> bool:
@@ -151,7 +151,23 @@ def slower_than_own_past(view: GroupView, lead: int, window: IntArray, height: f
     # If the whole job became faster, the subject's change is compared with the job's change, which
     # shows only with at least four peers.
     common = float(np.nanmedian(past)) if peers >= 4 else 0.0  # noqa: PLR2004
-    return not own - min(common, 0.0) < _TOGETHER * height
+    return not own - min(common, 0.0) < TOGETHER * height
+
+
+def growth_is_unknown(view: GroupView, rank: int, window: IntArray) -> bool:
+    """Return whether a rank suddenly has more tokens than its time is known for."""
+    lengths = view.history.lengths
+    earlier = len(view.history.numbers) - len(lengths)
+    first = max(int(window[0]), view.rows - STRETCH)
+    lengths = lengths[first - earlier : view.rows - earlier]
+    expected = view.expected
+    return bool(expected.growing.is_unsure(lengths, expected.uneven, view.subjects)[rank])
+
+
+def grown(view: GroupView, column: int, window: IntArray) -> float:
+    """Return a rank's median residual, with the growth that its baseline has followed."""
+    followed = view.expected.followed(column, view.subjects)
+    return float(np.nanmedian(view.history.values[window, column])) + followed
 
 
 def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:

@@ -14,7 +14,10 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.attribution import (
+    TOGETHER,
     GroupView,
+    grown,
+    growth_is_unknown,
     is_ramp,
     one_rank_moves_stage,
     part_that_grew,
@@ -24,6 +27,7 @@ from app.analysis.pulse.attribution import (
     slow_together,
     slower_than_own_past,
 )
+from app.analysis.pulse.expected_times import STRETCH
 from app.analysis.pulse.measurements import COMPUTING, REST
 from app.analysis.pulse.notices import (
     Evidence,
@@ -208,12 +212,17 @@ class CaseTracker:
         if lead in (REST, COMPUTING):
             self._job(view, lead, begun, height)
             return
-        if lead < view.subjects.first_rank and one_rank_moves_stage(view, lead, window, height):
+        rank = lead - view.subjects.first_rank
+        if (
+            one_rank_moves_stage(view, lead, window, height)
+            if rank < 0
+            else growth_is_unknown(view, rank, window)
+        ):
             charts.forget(lead)
             return
         if not slower_than_own_past(view, lead, window, height):
-            if lead >= view.subjects.first_rank:
-                view.expected.rebase(lead - view.subjects.first_rank, height)
+            if rank >= 0:
+                view.expected.rebase(rank, height)
             charts.forget(lead)
             return
         group = slow_together(view, lead, window, height)
@@ -232,6 +241,40 @@ class CaseTracker:
             case.followed = max(0.0, view.expected.followed(lead, view.subjects))
         self._open(view, case)
         self._rotates(view, case)
+
+    def _grows(self, view: GroupView, lead: int) -> None:
+        """Open a notice of a rank that becomes slower steadily, and of those of its host that do.
+
+        Their baselines have followed a part of the growth, which now counts.
+        """
+        charts, first_rank = view.charts, view.subjects.first_rank
+        if charts.noticed[lead]:
+            return
+        window = np.arange(max(0, view.rows - STRETCH), view.rows)
+        height = grown(view, lead, window)
+        view.history.values[:, lead] += view.expected.forget_growth(lead - first_rank)
+        if not slower_than_own_past(view, lead, window, height):
+            view.expected.rebase(lead - first_rank, height)
+            charts.forget(lead)
+            return
+        host = view.subjects.host_of
+        of_host = np.flatnonzero((host >= 0) & (host == host[lead - first_rank])) + first_rank
+        group = [lead]
+        for column in of_host.tolist():
+            if column == lead or charts.noticed[column]:
+                continue
+            if grown(view, column, window) > TOGETHER * height:
+                view.history.values[:, column] += view.expected.forget_growth(column - first_rank)
+                group.append(column)
+        group.sort()
+        for column in group:
+            charts.open(column, height)
+        begun = int(view.numbers[window[0]])
+        if self._joins(view, group, begun):
+            return
+        case = Case(-1, NoticeKind.DRIFT, lead, group, list(group), begun, episodes=[begun])
+        case.measure(view.numbers, view.values, view.step)
+        self._open(view, case)
 
     def _joins(self, view: GroupView, group: list[int], begun: int) -> bool:
         """Add newly slow subjects to the case they belong to; return False if there is none."""
@@ -505,6 +548,8 @@ class CaseTracker:
                 view.ledger.update(notice)
                 continue
             self._review_spells(view, case, notice)
+        for subject in view.charts.is_growing().tolist():
+            self._grows(view, subject)
         # Cleared cases are kept as long as a new episode may reopen them.
         self.cases = [
             case for case in self.cases if not case.over or now - case.last_slow <= _COMES_BACK[2]

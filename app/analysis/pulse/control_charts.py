@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
+from app.analysis.pulse.measurements import COMPUTING, FEW_HOSTS, OF_JOB, REST, Subjects
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median_of_known
@@ -48,6 +48,18 @@ _LEAST_DEVIATION: Final = 0.003
 # residual.
 _HICCUP: Final = 4.0
 _LEAST_HICCUP: Final = 0.02
+# Growth since the first steps of a rank counts above this share of the slack, and above this
+# multiple of the spread of the growth of all ranks: warm devices and shared hosts make healthy
+# ranks slower for a while.
+_GROWTH_SLACK: Final = 0.6
+_GROWTH_SPREADS: Final = 4.0
+# Fewer ranks show no spread.
+_FEWEST: Final = 4
+# It is steady if it passed from half of the slack to all of it in at least this number of
+# stretches.
+_STEADY: Final = 3
+# A stretch adds at most this amount to the score of growth.
+_GROWTH_CAP: Final = 6.0
 # Number of steps in a block. The variance of block means shows the autocorrelation of the noise.
 _BLOCK: Final = 8
 _RARE: Final = (1e-3, 0.3)
@@ -98,6 +110,12 @@ class Charts:
     learned: FloatArray = field(default_factory=_floats)
     own_steps: FloatArray = field(default_factory=_floats)
     own_hiccups: FloatArray = field(default_factory=_floats)
+    # Score for slow growth since the first steps, and number of stretches during which it passed
+    # from half of the slack of growth to all of it.
+    growth: FloatArray = field(default_factory=_floats)
+    passing: FloatArray = field(default_factory=_floats)
+    # Spread of the growth of the ranks.
+    spread: float = 0.0
     steps: float = 0.0
     hiccups: float = 0.0
     followed: float = 0.0
@@ -171,6 +189,43 @@ class Charts:
         """Return the subjects whose score shows spells, as indices."""
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
+    def add_growth(self, means: FloatArray, subjects: Subjects) -> None:
+        """Add a stretch to the scores of growth.
+
+        Parameters
+        ----------
+        means : float64[subjects]
+            Residuals of the stretch against the first baselines, which follow no growth.
+        """
+        slack = _GROWTH_SLACK * self.slack
+        ranks, counts = means[subjects.of_ranks], ~np.isnan(means[subjects.of_ranks])
+        hosts = np.unique(subjects.host_of)
+        if 1 < len(hosts) <= FEW_HOSTS:
+            grows = ranks >= slack[subjects.of_ranks] / 2
+            for host in hosts:
+                of_host = subjects.host_of == host
+                # All ranks of a host may become slower together, which is no spread.
+                counts &= ~of_host | ~grows[of_host].all()
+        if np.count_nonzero(counts) < _FEWEST:
+            return
+        others = ranks[counts]
+        spread = 1.4826 * float(np.median(np.abs(others - np.median(others))))
+        self.spread += _VARIANCE_FOLLOWS * (spread - self.spread)
+        slack = np.maximum(slack, _GROWTH_SPREADS * max(spread, self.spread))
+        with np.errstate(invalid="ignore"):
+            variance = _HEAVY_TAILS * np.fmax(self.stretches, _LEAST_DEVIATION**2)
+            added = np.clip(2 * slack / variance * (means - slack), -_GROWTH_CAP, _GROWTH_CAP)
+            low, passes = means < slack / 2, (means >= slack / 2) & (means < slack)
+        added[: subjects.first_rank] = 0.0
+        self.growth = np.maximum(self.growth + np.nan_to_num(added), 0.0)
+        self.growth[self.noticed | self.touched] = 0.0
+        self.passing = np.where(low, 0.0, self.passing + passes)
+
+    def is_growing(self) -> IntArray:
+        """Return the subjects that have become slow steadily, sorted by descending score."""
+        subjects = np.flatnonzero((self.growth >= _NOTICED) & (self.passing >= _STEADY))
+        return subjects[np.argsort(-self.growth[subjects], kind="stable")]
+
     def open(self, subject: int, height: float) -> None:
         """Mark a subject as noticed, with its slowdown; score its recovery from now on."""
         self.noticed[subject] = self.touched[subject] = True
@@ -186,6 +241,7 @@ class Charts:
         """Reset the scores of a subject."""
         self.score[subject] = 0.0
         self.spells[subject] = 0.0
+        self.growth[subject] = 0.0
         self.rise[subject] = NOT_RISING
 
     def forget_ranks(self, subjects: Subjects) -> None:
@@ -313,7 +369,7 @@ class Charts:
 
 
 _ARRAYS: Final = tuple(
-    f.name for f in fields(Charts) if f.name not in ("steps", "hiccups", "followed")
+    f.name for f in fields(Charts) if f.name not in ("spread", "steps", "hiccups", "followed")
 )
 _UNKNOWN: Final = frozenset(
     {"slack", "variance", "deviation", "cap", "one_step", "blocks", "stretches", "middle"}

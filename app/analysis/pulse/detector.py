@@ -17,7 +17,7 @@ from app.analysis.pulse.columns import (
     Steps,
 )
 from app.analysis.pulse.control_charts import Charts
-from app.analysis.pulse.expected_times import Expected, History, Trend
+from app.analysis.pulse.expected_times import STRETCH, Expected, History, Trend
 from app.analysis.pulse.heartbeats import USUAL, HeartbeatMonitor, Limits
 from app.analysis.pulse.measurements import REST, Measured, Subjects
 from app.analysis.pulse.medians import median_of_rows
@@ -25,14 +25,13 @@ from app.analysis.pulse.moving_pauses import MovingPauses
 from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
+from app.analysis.pulse.token_model import TokenImbalance
 from app.analysis.quantities import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median_of_known
 
 # This many first steps of a group, or of a rank that joins, are ignored, because kernels are
 # compiled and caches are filled.
 FIRST_STEPS: Final = 10
-# Baselines are updated at the end of each stretch of this many steps.
-STRETCH: Final = 32
 
 
 @dataclass(slots=True)
@@ -53,6 +52,7 @@ class Watch:
     trend: Trend = field(default_factory=Trend)
     tracker: CaseTracker = field(default_factory=CaseTracker)
     pauses: MovingPauses = field(default_factory=MovingPauses)
+    imbalance: TokenImbalance = field(default_factory=TokenImbalance)
 
     @classmethod
     def begin(cls, steps: Steps, hosts: Mapping[int, str]) -> Watch:
@@ -80,12 +80,15 @@ class Watch:
                 "values": (at if width else np.arange(0), number),
                 "logs": stages,
                 "own_past": stages,
+                "computing": ranks,
                 "lengths": ranks,
             }
         )
         self.trend.grow(at if width else np.arange(0), number)
         self.tracker.move(at)
-        self.ages = np.append(self.ages, np.zeros(len(steps.ranks) - len(self.ranks), np.int64))
+        count = len(steps.ranks) - len(self.ranks)
+        self.imbalance.grow(count)
+        self.ages = np.append(self.ages, np.zeros(count, np.int64))
         self.ranks, self.pp_ranks = steps.ranks, steps.pp_ranks
 
     def advance(
@@ -149,7 +152,7 @@ class Watch:
     def _learn(self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str]) -> None:
         residuals, stretch = self.history.last(STRETCH)
         quiet = self.charts.quiet & ~self.tracker.with_open_case(subjects.number)
-        self.expected.fit_lengths(residuals.values, residuals.lengths, subjects)
+        self.expected.fit_tokens(residuals, subjects)
         self.expected.begin_levels(residuals.logs)
         middle = median_of_known(residuals.values)
         moved = self.expected.learn(residuals, middle, stretch, subjects, quiet=quiet)
@@ -161,7 +164,19 @@ class Watch:
             self.usual_parts_ns = median_of_known(stretch.parts_ns)
         means = middle.copy()
         means[subjects.of_ranks] += self.expected.offset - self.expected.first_offset
-        self.trend.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))
+        step, end_ns = int(self.history.numbers[-1]), int(self.history.ends_ns[-1])
+        self.trend.add(means, step, end_ns)
+        if residuals.lengths.any() or self.imbalance.number >= 0:
+            self.imbalance.add(
+                residuals.computing,
+                residuals.lengths,
+                self.expected.growing,
+                self.expected.uneven,
+                subjects,
+                int(self.history.numbers[-STRETCH]),
+            )
+            self.imbalance.report(self.attempt, subjects, step, end_ns, ledger)
+        self.charts.add_growth(means, subjects)
         self.tracker.review(self._view(subjects, ledger, hosts, len(self.history.numbers)))
 
     def _view(
@@ -186,6 +201,7 @@ class Watch:
         step = int(last[0]) if len(last) else 0
         self.tracker.end(step, ledger)
         self.pauses.end(step, ledger)
+        self.imbalance.end(step, ledger)
 
 
 # The error of a clock is stored and corrected if it differs from the median of all clocks by more

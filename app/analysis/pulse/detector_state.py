@@ -27,13 +27,14 @@ from app.analysis.pulse.moving_pauses import MovingPauses
 from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, Part
 from app.analysis.pulse.stalls import StallCount, Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
+from app.analysis.pulse.token_model import TokenImbalance, TokenModel
 from app.errors import UnknownDocumentError
 
 _CLASSES: Final = {
     cls.__name__: cls
     for cls in (
-        *(Detector, StepAssembler, Watch, Expected, Charts, History, Trend, CaseTracker, Case),
-        MovingPauses,
+        *(Detector, StepAssembler, Watch, Expected, TokenModel, Charts, History, Trend),
+        *(CaseTracker, Case, MovingPauses, TokenImbalance),
         *(Stalls, StallCount, Ledger, Notice, Evidence, HeartbeatMonitor, LastSeen),
     )
 }

@@ -14,12 +14,20 @@ import numpy as np
 from app.analysis.pulse.columns import (
     Steps,
 )
-from app.analysis.pulse.measurements import COMPUTING, REST, Measured, Stretch, Subjects
+from app.analysis.pulse.measurements import (
+    COMPUTING,
+    FEW_HOSTS,
+    REST,
+    Measured,
+    Stretch,
+    Subjects,
+)
 from app.analysis.pulse.medians import (
     Ordered,
     median_of_others,
     median_of_rows,
 )
+from app.analysis.pulse.token_model import TokenModel, against_peers
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median_of_known
 
@@ -39,12 +47,6 @@ _SEVERAL_KINDS: Final = 1 / 3
 # Computing of the whole job is compared only if the logarithm of its tokens is within this distance
 # of the usual number.
 _SAME_TOKENS: Final = 0.05
-# In a stage of more hosts than this, one slow host does not move the median of the stage.
-_FEW_HOSTS: Final = 4
-# Recursive least squares of computing on tokens: prior sum of squares, and weight of the earlier
-# data when a stretch is added.
-_PRIOR: Final = 0.05
-_REMEMBERS: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,13 +61,14 @@ class Residuals:
         Logarithm of the median computing of each stage, corrected to the usual tokens.
     own_past : float64[steps, stages]
         Computing of each stage against its own baseline.
-    lengths : float64[steps, ranks]
-        Logarithm of tokens to the usual number; 0 if unknown.
+    computing, lengths : float64[steps, ranks]
+        Logarithm of own computing, and of tokens to the usual number; 0 if unknown.
     """
 
     values: FloatArray
     logs: FloatArray
     own_past: FloatArray
+    computing: FloatArray
     lengths: FloatArray
 
 
@@ -81,17 +84,20 @@ class Expected:
     ----------
     offset, first_offset : float64[ranks]
         Usual logarithmic difference of each rank to its peers, now and at first.
+    uneven : float64[ranks]
+        Logarithm of each rank's tokens to those of its peers in the last stretch.
     shift, level, first_level, origin : float64[stages]
         Usual movement against other stages; usual logarithm of computing now, at first, and when
         the stage was first seen.
     rest_ns, rest_share, rest_offset : float
         Usual part of a step beyond its longest computing: nanoseconds, share, logarithmic drift.
-    slope, information : float64[2], float64[2, 2]
-        Growth of computing with tokens (linear, quadratic in logarithms), and its precision.
+    growing : TokenModel
+        Growth of computing with tokens.
     """
 
     offset: FloatArray = field(default_factory=_one)
     first_offset: FloatArray = field(default_factory=_one)
+    uneven: FloatArray = field(default_factory=_one)
     shift: FloatArray = field(default_factory=_one)
     level: FloatArray = field(default_factory=_one)
     first_level: FloatArray = field(default_factory=_one)
@@ -102,14 +108,14 @@ class Expected:
     usual_step_ns: float = np.nan
     tokens: float = np.nan
     usual_tokens: float = np.nan
-    slope: FloatArray = field(default_factory=lambda: np.array([1.0, 0.0]))
-    information: FloatArray = field(default_factory=lambda: np.eye(2) * _PRIOR)
+    growing: TokenModel = field(default_factory=TokenModel)
 
     def grow(self, before: Subjects, after: Subjects) -> None:
         """Grow all arrays for new ranks and stages of the group."""
         new = len(after.ranks) - len(before.ranks)
         self.offset = np.append(self.offset, np.zeros(new))
         self.first_offset = np.append(self.first_offset, np.full(new, np.nan))
+        self.uneven = np.append(self.uneven, np.zeros(new))
         at = np.searchsorted(after.stages, before.stages)
         for name in ("shift", "level", "first_level", "origin"):
             values = np.full(len(after.stages), 0.0 if name == "shift" else np.nan)
@@ -130,10 +136,34 @@ class Expected:
 
     def residuals(self, measured: Measured, subjects: Subjects) -> Residuals:
         """Return the residuals of steps compared with the baselines."""
-        lengths, logs = measured.lengths, measured.logs
+        residuals = self._of_computing(measured.logs, measured.lengths, subjects)
+        step, longest = measured.stretch.step_ns, measured.stretch.longest_ns
+        # Waiting in a pipeline is proportional to computing, other waiting is constant. The larger
+        # estimate is used.
+        expected = longest + np.fmax(self.rest_ns, longest * self.rest_share)
+        # A missing rank may be the one with the longest computing, if numbers of tokens differ.
+        uneven = np.ptp(measured.lengths, axis=1) > _SAME_TOKENS
+        known = ~uneven | measured.there.all(axis=1)
+        good = (step > 0) & (expected > 0) & known
+        ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
+        residuals.values[:, REST] = np.log(ratio) - self.rest_offset
+        same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < _SAME_TOKENS
+        residuals.values[~same, COMPUTING] = np.nan
+        return residuals
+
+    def _of_computing(
+        self, computing: FloatArray, lengths: FloatArray, subjects: Subjects
+    ) -> Residuals:
+        """Return the residuals of all subjects but `REST`.
+
+        Parameters
+        ----------
+        computing : float64[steps, ranks]
+            Logarithm of the own computing of each rank.
+        """
+        logs = computing - self.offset
         if lengths.any():
-            logs = logs - (self.slope[0] * lengths + self.slope[1] * lengths**2)
-        logs = logs - self.offset
+            logs -= self.growing.growth(lengths)
         values = np.full((len(logs), subjects.number), np.nan)
         middle = np.empty((len(logs), len(subjects.stages)))
         for stage in range(len(subjects.stages)):
@@ -152,55 +182,31 @@ class Expected:
             values[:, subjects.of_stages] = moved - median_of_others(moved)
         elif len(subjects.ranks) == 1:
             values[:, subjects.of_stages] = own_past
-        step, longest = measured.stretch.step_ns, measured.stretch.longest_ns
-        # Waiting in a pipeline is proportional to computing, other waiting is constant. The larger
-        # estimate is used.
-        expected = longest + np.fmax(self.rest_ns, longest * self.rest_share)
-        good = (step > 0) & (expected > 0)
-        ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
-        values[:, REST] = np.log(ratio) - self.rest_offset
-        same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < _SAME_TOKENS
-        values[:, COMPUTING] = np.where(same, median_of_rows(own_past), np.nan)
-        return Residuals(values, middle, own_past, lengths)
+        values[:, COMPUTING] = median_of_rows(own_past)
+        return Residuals(values, middle, own_past, computing, lengths)
 
-    def fit_lengths(self, values: FloatArray, lengths: FloatArray, subjects: Subjects) -> None:
+    def fit_tokens(self, stretch: Residuals, subjects: Subjects) -> None:
         """Learn how computing grows with tokens, and correct the residuals in place.
 
-        Recursive least squares on doubly centred data, that is on differences between ranks in the
-        same step and between steps of the same rank: neither a slow rank nor a slow step affects
-        the fit.
-
-        Parameters
-        ----------
-        values : float64[steps, subjects]
-            Residuals; the columns of ranks are corrected.
-        lengths : float64[steps, ranks]
-            Logarithm of tokens to the usual number.
+        The usual difference of a rank that always has other tokens than its peers changes with the
+        growth, so that its residuals stay.
         """
-        if not lengths.any():
+        if not stretch.lengths.any():
             return
-        ranks = values[:, subjects.of_ranks]
-        terms = np.stack([lengths, lengths**2])
-        for stage in range(len(subjects.stages)):
-            members = subjects.members(stage)
-            if len(members) > 1:
-                terms[:, :, members] -= terms[:, :, members].mean(axis=2, keepdims=True)
-            else:
-                terms[:, :, members] = 0
-        terms -= terms.mean(axis=1, keepdims=True)
-        if np.abs(terms[0]).max(initial=0) < 1e-3:  # noqa: PLR2004
+        usual = np.median(stretch.lengths)
+        pair = np.stack([usual + self.uneven, np.full_like(self.uneven, usual)])
+        before = self.growing.growth(pair)
+        if not self.growing.fit(stretch.computing, stretch.lengths, subjects):
             return
-        centered = ranks - median_of_known(ranks)
-        seen = ~np.isnan(centered)
-        if not seen.any():
-            return
-        bound = 4 * np.median(np.abs(centered[seen])) + 1e-6
-        clipped = np.where(seen, np.clip(centered, -bound, bound), 0)
-        design = terms[:, seen]
-        self.information = _REMEMBERS * self.information + design @ design.T
-        change = np.linalg.solve(self.information, design @ clipped[seen])
-        self.slope = self.slope + change
-        ranks -= np.tensordot(change, terms, axes=1)
+        more, less = self.growing.growth(pair) - before
+        self.offset -= more - less
+        self.first_offset -= more - less
+        corrected = self._of_computing(stretch.computing, stretch.lengths, subjects)
+        known = ~np.isnan(stretch.values)
+        known[:, REST] = False
+        stretch.values[known] = corrected.values[known]
+        stretch.logs[:] = corrected.logs
+        stretch.own_past[:] = corrected.own_past
 
     def learn(
         self,
@@ -226,7 +232,9 @@ class Expected:
             First offsets that were learned with this stretch, as logarithms.
         """
         ranks = subjects.of_ranks
-        moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
+        unsure = self.growing.is_unsure(stretch.lengths, self.uneven, subjects)
+        self.uneven = np.nan_to_num(median_of_known(against_peers(stretch.lengths, subjects)))
+        moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks], unsure)
         tokens = float(median_of_known(steps.tokens[steps.tokens > 0]))
         same = bool(abs(np.log(tokens / self.usual_tokens)) < _SAME_TOKENS)
         against = middle[subjects.of_stages]
@@ -248,7 +256,7 @@ class Expected:
         return moved
 
     def _learn_offsets(
-        self, values: FloatArray, middle: FloatArray, quiet: BoolArray
+        self, values: FloatArray, middle: FloatArray, quiet: BoolArray, unsure: BoolArray
     ) -> FloatArray:
         enough = (~np.isnan(values)).sum(axis=0) >= len(values) // 2
         measured = enough & ~np.isnan(middle)
@@ -259,8 +267,8 @@ class Expected:
             spread = 1.4826 * np.median(np.abs(seen))
             limit = float(np.clip(_USUAL_SPREADS * spread, *_USUAL_OFFSET))
             several = np.mean(np.abs(seen) > limit) > _SEVERAL_KINDS
-            limit = np.inf if several else limit
-            self.first_offset[new] = np.clip(middle[new], -limit, limit)
+            limits = np.where(unsure[new] | several, np.inf, limit)
+            self.first_offset[new] = np.clip(middle[new], -limits, limits)
             moved[new] = self.first_offset[new] - self.offset[new]
             self.offset[new] = self.first_offset[new]
         old = ~new & quiet & measured
@@ -283,6 +291,12 @@ class Expected:
             return float(self.shift[subject - subjects.of_stages.start])
         rank = subject - subjects.first_rank
         return float(self.offset[rank] - self.first_offset[rank])
+
+    def forget_growth(self, rank: int) -> float:
+        """Set a rank's baseline to its first one; return the growth that it had followed."""
+        followed = float(self.offset[rank] - self.first_offset[rank])
+        self.offset[rank] = self.first_offset[rank]
+        return followed
 
     def rebase(self, rank: int, by: float) -> None:
         """Add a logarithmic difference to a rank's usual offset from its peers."""
@@ -340,7 +354,7 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: IntArray) -> FloatA
     """
     hosts = subjects.host_of[members]
     names = np.unique(hosts)
-    if not 1 < len(names) <= _FEW_HOSTS or names[0] < 0:
+    if not 1 < len(names) <= FEW_HOSTS or names[0] < 0:
         return ordered.median_of_others()
     logs = ordered.values
     others = np.empty_like(logs)
@@ -355,8 +369,11 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: IntArray) -> FloatA
     return others
 
 
-# Number of steps that the history keeps.
+# Baselines are updated at the end of each stretch of this many steps.
+STRETCH: Final = 32
+# Number of steps that the history keeps, and the fields that it keeps for one stretch only.
 KEPT: Final = 128
+_OF_STRETCH: Final = ("computing", "lengths")
 # Fields of `Stretch` that are the columns of `History.job`.
 _JOB: Final = ("step_ns", "longest_ns", "tokens")
 
@@ -375,7 +392,8 @@ class History:
     values : float64[steps, subjects]
         Residuals; see `Residuals`.
     logs, own_past : float64[steps, stages]
-    lengths : float64[steps, ranks]
+    computing, lengths : float64[steps, ranks]
+        Of the last `STRETCH` steps only.
     job : float64[steps, 3]
         Step, longest computing and tokens.
     parts_ns : float64[steps, parts]
@@ -386,6 +404,7 @@ class History:
     values: FloatArray = field(default_factory=_wide)
     logs: FloatArray = field(default_factory=_wide)
     own_past: FloatArray = field(default_factory=_wide)
+    computing: FloatArray = field(default_factory=_wide)
     lengths: FloatArray = field(default_factory=_wide)
     job: FloatArray = field(default_factory=lambda: np.empty((0, len(_JOB))))
     parts_ns: FloatArray = field(default_factory=lambda: np.empty((0, 4)))
@@ -406,22 +425,27 @@ class History:
         for name, rows in (
             *(("numbers", numbers), ("ends_ns", ends_ns), ("values", _rounded(residuals.values))),
             *(("logs", residuals.logs), ("own_past", residuals.own_past)),
-            *(("lengths", _rounded(residuals.lengths)), ("job", job)),
-            ("parts_ns", stretch.parts_ns),
+            *(
+                ("computing", _rounded(residuals.computing)),
+                ("lengths", _rounded(residuals.lengths)),
+            ),
+            *(("job", job), ("parts_ns", stretch.parts_ns)),
         ):
             setattr(self, name, np.concatenate([getattr(self, name), rows]))
 
     def trim(self) -> None:
         """Drop all but the last `KEPT` steps."""
-        if len(self.numbers) > KEPT:
-            for name in self.__slots__:
-                setattr(self, name, getattr(self, name)[-KEPT:])
+        for name in self.__slots__:
+            kept = STRETCH if name in _OF_STRETCH else KEPT
+            if len(getattr(self, name)) > kept:
+                setattr(self, name, getattr(self, name)[-kept:])
 
     def last(self, count: int) -> tuple[Residuals, Stretch]:
         """Return the residuals and measurements of the last `count` steps."""
         rows = slice(len(self.numbers) - count, None)
         residuals = Residuals(
-            self.values[rows], self.logs[rows], self.own_past[rows], self.lengths[rows]
+            *(self.values[rows], self.logs[rows], self.own_past[rows]),
+            *(self.computing[-count:], self.lengths[-count:]),
         )
         step, longest, tokens = self.job[rows].T
         return residuals, Stretch(step, longest, tokens, self.parts_ns[rows])

@@ -35,6 +35,12 @@ _LATE_BEATS: Final = 2.5
 # A process is gone if it sent nothing for this many intervals, and for one interval less than the
 # time after which a job hangs.
 _GONE_BEATS: Final = 3
+# Ranks of other stages may end one more step after a process is gone, and each of its beats may be
+# lost. A process that sent nothing for longer than this while steps ended has lost its connection.
+_ALIVE_BEATS: Final = 3
+_ALIVE_STEPS: Final = 2
+# Processes that end later than this many intervals after the first one are ended because of it.
+_FOLLOWS_BEATS: Final = 2
 # Hangs are detected from this many steps a rank on, because the start of a job may take long.
 _FIRST_STEPS: Final = 5
 # The usual step time is the median of this many latest step times, over all ranks.
@@ -185,9 +191,7 @@ class HeartbeatMonitor:
         rank = int(rows.rank[row])
         seen = self.last_seen.get(rank)
         if seen is None:
-            if not is_beat:
-                return
-            seen = self.last_seen[rank] = LastSeen(time_ns, int(rows.step[row]))
+            seen = self.last_seen[rank] = LastSeen(time_ns, int(rows.step[row]), since_ns=time_ns)
         seen.heard_ns = max(seen.heard_ns, time_ns)
         seen.step = int(rows.step[row])
         if is_beat:
@@ -212,10 +216,11 @@ class HeartbeatMonitor:
         if now - stopped < needed:
             return
         # Ranks whose processes were alive when the last step ended.
+        lately_ns = max(_ALIVE_BEATS * limits.beat_ns, _ALIVE_STEPS * usual)
         alive = {
             rank: seen
             for rank, seen in self.last_seen.items()
-            if seen.heard_ns > self.ended_ns - 3 * limits.beat_ns
+            if seen.heard_ns > self.ended_ns - lately_ns
         }
         unheard = max(needed - limits.beat_ns, _GONE_BEATS * limits.beat_ns)
         gone = [rank for rank, seen in alive.items() if now - seen.heard_ns >= unheard]
@@ -223,6 +228,9 @@ class HeartbeatMonitor:
         if loads and now - stopped < _LOADING_TIMES * needed:
             return
         if gone:
+            first_ns = min(alive[rank].heard_ns for rank in gone)
+            together_ns = first_ns + _FOLLOWS_BEATS * limits.beat_ns
+            gone = [rank for rank in gone if alive[rank].heard_ns <= together_ns]
             self._silent(sorted(gone), now, hosts)
         elif all(now - seen.heard_ns < _LATE_BEATS * limits.beat_ns for seen in alive.values()):
             self._hang(alive, now, hosts)

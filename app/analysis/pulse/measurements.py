@@ -120,6 +120,8 @@ def own_computing(measures: Mapping[str, FloatArray]) -> FloatArray:
 REST: Final = 0
 COMPUTING: Final = 1
 OF_JOB: Final = 2
+# Among more hosts than this, one slow host does not move the median.
+FEW_HOSTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)

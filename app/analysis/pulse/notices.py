@@ -21,6 +21,8 @@ class NoticeKind(StrEnum):
     """
     DRIFT = "drift"
     """Computing of ranks, or the steps of the job, take steadily longer."""
+    IMBALANCE = "imbalance"
+    """Ranks compute longer than their peers because they always have more tokens."""
     HANG = "hang"
     """No step ends, although all processes send heartbeats."""
     SILENT = "silent"

@@ -34,6 +34,8 @@ class PulseDials:
         Standard deviation of the logarithm of a rank's constant speed.
     lengths : float
         Standard deviation of the logarithm of tokens, drawn for each replica and step.
+    constant, squared : float
+        Shares of usual computing that do not depend on tokens, and that grow with their square.
     tokens_known : bool
         Whether rows contain tokens.
     """
@@ -46,12 +48,22 @@ class PulseDials:
     noise: float = 0.01
     offsets: float = 0.005
     lengths: float = 0.0
+    constant: float = 0.0
+    squared: float = 0.0
     tokens_known: bool = True
 
     @property
     def world(self) -> int:
         """Return the number of ranks."""
         return self.dp * self.pp
+
+    def work(self, tokens: FloatArray | IntArray) -> FloatArray:
+        """Return computing at these tokens to that at the usual number."""
+        ratio = tokens / _USUAL_TOKENS
+        if not self.constant and not self.squared:
+            return np.asarray(ratio)
+        linear = 1 - self.constant - self.squared
+        return np.asarray(self.constant + linear * ratio + self.squared * ratio**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,7 @@ class PulseJob:
         small = np.exp(0.1 * rng.normal(size=shape))
         return cls(
             dials,
-            computing=0.7 * step_ns * usual * (tokens / _USUAL_TOKENS) * noise,
+            computing=0.7 * step_ns * usual * dials.work(tokens) * noise,
             tokens=tokens,
             data=0.01 * step_ns * small,
             optimizer=0.03 * step_ns * small**0.2,
@@ -129,6 +141,12 @@ class PulseJob:
             gap=np.zeros(steps),
             missing=np.zeros(shape, np.bool_),
         )
+
+    def lengthen(self, factors: FloatArray) -> None:
+        """Multiply tokens by factors that broadcast to [steps, ranks], and computing as they do."""
+        tokens = self.tokens * factors
+        self.computing *= self.dials.work(tokens) / self.dials.work(self.tokens)
+        self.tokens = tokens.astype(np.int64)
 
     @property
     def step_ns(self) -> FloatArray:

@@ -26,7 +26,7 @@ PHASES: Final = (
 _PHASE: Final = {name: number for number, name in enumerate(PHASES)}
 
 
-def _beats(  # noqa: PLR0913 - a column each
+def beats(  # noqa: PLR0913 - a column each
     job: PulseJob,
     rank: int,
     times_ns: IntArray,
@@ -78,7 +78,7 @@ def with_beats(job: PulseJob, rng: np.random.Generator, gap_phase: str = "evalua
         ]
         since = begins[step] + np.where(waits, job.gap[step] + job.computing[step, rank], 0)
         parts.append(
-            _beats(job, rank, times, steps=job.first_step + step, phases=phases, since_ns=since)
+            beats(job, rank, times, steps=job.first_step + step, phases=phases, since_ns=since)
         )
     return by_time(joined(parts))
 
@@ -110,7 +110,7 @@ def hanging(
         since = last + (1e6 if rank == culprit else job.computing[-1, rank])
         count = len(times)
         parts.append(
-            _beats(
+            beats(
                 job,
                 rank,
                 times,
@@ -171,8 +171,7 @@ def curriculum(job: PulseJob, rng: np.random.Generator) -> None:
         if rng.random() < 0.5  # noqa: PLR2004
         else np.where(np.arange(steps) < steps * rng.uniform(0.3, 0.8), 1, growth)
     )
-    job.computing *= factor[:, None]
-    job.tokens = (job.tokens * factor[:, None]).astype(np.int64)
+    job.lengthen(factor[:, None])
 
 
 def collections(job: PulseJob, rng: np.random.Generator) -> None:
@@ -277,6 +276,15 @@ def drift(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) ->
     return PulseTruth(NoticeKind.DRIFT, (rank,), begin, None, factor)
 
 
+def more_tokens(job: PulseJob, rng: np.random.Generator, _begin: int, factor: float) -> PulseTruth:
+    """Let one random replica have more tokens than the others in all steps."""
+    replica = int(rng.integers(job.dials.dp))
+    of_replica = np.arange(job.dials.world) % job.dials.dp == replica
+    job.lengthen(np.where(of_replica, factor, 1.0))
+    ranks = tuple(np.flatnonzero(of_replica).tolist())
+    return PulseTruth(NoticeKind.IMBALANCE, ranks, 0, None, factor)
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     "rank": slow_rank,
     "host": slow_host,
@@ -285,6 +293,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "spells": spells,
     "rotating": rotating,
     "drift": drift,
+    "tokens": more_tokens,
 }
 
 
@@ -335,12 +344,24 @@ def draw_pulse(  # noqa: PLR0913 - what is drawn
     steps: int = 600,
     factor: float = 1.2,
     lengths: bool = False,
+    long_tails: bool = False,
     step_s: float | None = None,
 ) -> DrawnPulse:
-    """Return a random job with the given kinds of faults, in sequence, and random events."""
+    """Return a random job with the given kinds of faults, in sequence, and random events.
+
+    With `long_tails`, the numbers of tokens differ by several times, and computing has a part that
+    is constant and one that grows with their square.
+    """
     rng = stream(seed, "pulse", *faults)
     dials = draw_dials(rng, steps, lengths=lengths)
     dials = replace(dials, step_s=step_s or dials.step_s)
+    if long_tails:
+        dials = replace(
+            dials,
+            lengths=float(rng.uniform(0.4, 1.2)),
+            constant=float(rng.uniform(0, 0.5)),
+            squared=float(max(0.0, rng.uniform(-0.2, 0.2))),
+        )
     if "host" in faults and dials.world <= dials.host_ranks:
         # A job on a single host has no other hosts with which a slow host could be compared.
         dials = replace(dials, dp=2 * dials.host_ranks, pp=1)

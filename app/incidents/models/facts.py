@@ -220,6 +220,7 @@ TITLES: Final[Mapping[NoticeKind, str]] = {
     NoticeKind.SLOW_JOB: "Slow steps",
     NoticeKind.SPELLS: "Slow in spells",
     NoticeKind.DRIFT: "Slower and slower",
+    NoticeKind.IMBALANCE: "Imbalanced batches",
     NoticeKind.HANG: "Hang",
     NoticeKind.SILENT: "Silent ranks",
 }

@@ -23,7 +23,13 @@ Importance = Literal["low", "normal", "high"]
 Severity = Literal["info", "warning", "critical"]
 Audience = Literal["on_call", "owner"]
 # Kinds of notices for which a session is requested; the other kinds are hangs.
-SlowKind = Literal[NoticeKind.SLOW_RANK, NoticeKind.SLOW_JOB, NoticeKind.SPELLS, NoticeKind.DRIFT]
+SlowKind = Literal[
+    NoticeKind.SLOW_RANK,
+    NoticeKind.SLOW_JOB,
+    NoticeKind.SPELLS,
+    NoticeKind.DRIFT,
+    NoticeKind.IMBALANCE,
+]
 
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, le=1e9)]

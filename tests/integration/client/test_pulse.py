@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +16,11 @@ from app.analysis.hangs.verdict import judge_hang
 from app.hangs.files import job_of
 from app.pulse.advance import advance_pulses
 from app.pulse.body import read_pulse
-from tests.integration.client.conftest import NOWHERE, Jobs, Train
+from tests.integration.client.conftest import NOWHERE, Jobs, Train, environment
+from tests.real_jobs.launching import torch_python
 from tests.unit.client.conftest import Answer, Receiver, receiver
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from app.analysis.pulse.columns import Pulses
     from app.hangs.files import HangFile
     from tests.integration.api.conftest import Installation
@@ -135,6 +136,32 @@ def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
     assert all(abs(step - 20) < 10 for step in lost)
     assert max(steps[0]) <= 20
     assert trained.told("rank-1")["pulse"]["sent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "end"), [("fork", "return"), ("plain-fork", "exit"), ("spawn", "fail")]
+)
+def test_ranks_that_multiprocessing_starts_send_their_last_rows(
+    tmp_path: Path, receiver: Receiver, method: str, end: str
+) -> None:
+    script = Path(__file__).with_name("spawning.py")
+    done = subprocess.run(  # noqa: S603 - our own script
+        [torch_python(), str(script), method, receiver.url, str(tmp_path / "store"), end],
+        env=environment() | {"PACELINE_SPOOL": str(tmp_path / "spool")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    failed = end == "fail"
+    assert (done.returncode != 0) is failed, done.stderr
+    assert by_rank(receiver, "step")[0] == list(range(STEPS))
+    finished = [request.path for request in receiver.requests if request.path.endswith("/finish")]
+    assert len(finished) == (0 if failed else 1)
+    if not failed:
+        # Rank 1 is ended by its parent where rank 0 fails.
+        assert by_rank(receiver, "step")[1] == list(range(STEPS))
 
 
 def test_a_server_that_is_away_costs_rows_and_nothing_else(train: Train) -> None:

@@ -13,7 +13,7 @@ from benchmarks import pulse_score
 def test_the_last_line_sums_it_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["pulse_score", "--jobs", "24", "--steps", "300"])
+    monkeypatch.setattr("sys.argv", ["pulse_score", "--jobs", "27", "--steps", "300"])
     pulse_score.main()
     lines = capsys.readouterr().out.splitlines()
 

@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing import parent_process, util
 from typing import Any, Final
 
 from paceline_client.delivery import finish_job
@@ -91,6 +92,10 @@ class Monitor:
             self._switch_on()
         # At exit, spooled shares are not retried; a later process sends them.
         atexit.register(self._close, at_exit=True)
+        if parent_process() is not None:
+            # A process that `multiprocessing` forked ends without the handlers of `atexit`, and a
+            # spawned one calls them when an exception of the training is forgotten.
+            util.Finalize(None, self._close, kwargs={"at_exit": True}, exitpriority=0)
 
     @property
     def recording(self) -> bool:
@@ -381,4 +386,7 @@ def _at_fork(monitor: Monitor) -> None:
 
 def _failing() -> bool:
     """Return whether an exception is being handled, or has ended the main thread."""
-    return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return bool(error.code)
+    return error is not None or getattr(sys, "last_value", None) is not None

@@ -125,6 +125,40 @@ def test_a_steady_growth_is_a_drift_with_its_slope() -> None:
     assert notice.evidence.slope_per_day == pytest.approx(0.3 / hours * 24, rel=0.5)
 
 
+@pytest.mark.parametrize("noise", [0.005, 0.02])
+def test_a_drift_of_one_percent_in_a_hundred_steps_is_noticed_within_six_hundred(
+    noise: float,
+) -> None:
+    job = PulseJob.healthy(PulseDials(dp=64, steps=900, noise=noise), stream(12, "drift"))
+    job.computing[200:, 37] *= 1 + 1e-4 * np.arange(700)
+    (notice,) = notices_in(job.rows(), job.hosts)
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.DRIFT, (37,))
+    assert notice.noticed_step < 200 + 600
+    # The part that the baseline had followed counts.
+    assert notice.factor == pytest.approx(1.07, abs=0.015)
+
+
+@pytest.mark.parametrize("dp", [16, 64])
+def test_ranks_of_a_host_that_drift_are_one_notice(dp: int) -> None:
+    job = PulseJob.healthy(PulseDials(dp=dp, steps=900), stream(14, "host drifts"))
+    job.computing[200:, 8:16] *= 1 + 1e-4 * np.arange(700)[:, None]
+    (notice,) = notices_in(job.rows(), job.hosts)
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.DRIFT, tuple(range(8, 16)))
+    assert notice.noticed_step < 200 + 600
+
+
+def test_ranks_that_wander_by_a_few_percent_make_no_drift() -> None:
+    dials = PulseDials(dp=64, steps=1500, noise=0.01)
+    rng = stream(13, "waves")
+    job = PulseJob.healthy(dials, rng)
+    turns = np.arange(1500)[:, None] / rng.uniform(300, 2500, 64) + rng.random(64)
+    job.computing *= 1 + 0.015 * np.sin(2 * np.pi * turns)
+
+    assert notices_in(job.rows(), job.hosts) == ()
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_usual_changes_of_healthy_jobs_make_no_notice(event: str) -> None:
     rng = stream(3, "healthy", event)

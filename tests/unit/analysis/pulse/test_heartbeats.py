@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.pulse.columns import NO_BEAT, joined
+from app.analysis.pulse.columns import NO_BEAT, Pulses, joined
 from app.analysis.pulse.detector import Detector
 from app.analysis.pulse.heartbeats import Limits
 from app.analysis.pulse.notices import NoticeKind
 from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
-from app.analysis.synthesis.random_pulses import hanging, with_beats
+from app.analysis.synthesis.random_pulses import BEAT_NS, beats, by_time, hanging, with_beats
 from tests.unit.analysis.pulse.test_detector import notices_in
 
 DIALS = PulseDials(dp=4, steps=60)
@@ -47,6 +47,60 @@ def test_limits_of_a_tenth_notice_in_a_tenth_of_the_time() -> None:
     # Beats continue, five seconds apart.
     assert 25e9 < noticed[0] <= 30e9
     assert 2.5e9 < noticed[1] <= 2.5e9 + 5e9
+
+
+def rank_2_dies(step_s: float, *, beats_of_2: bool = True) -> Pulses:
+    """Return a pipeline of two stages of eight replicas whose rank 2 dies early in a step.
+
+    Stage 1 still ends the step, then rank 10 waits for rank 2 inside a forward pass.
+    """
+    job = PulseJob.healthy(PulseDials(dp=8, pp=2, steps=40, step_s=step_s), stream(8, "dies"))
+    rows = with_beats(job, stream(8, "beats"))
+    ends_ns = job.start_ns + np.cumsum(job.step_ns)
+    died_ns = int(ends_ns[-2] + 0.1 * job.step_ns[-1])
+    is_2 = rows.rank == 2
+    kept = ~is_2 | (rows.time_ns < died_ns)
+    if not beats_of_2:
+        kept &= ~is_2 | (rows.phase == NO_BEAT)
+    # The other ranks of stage 0 wait for rank 2 in the step that stage 1 ends.
+    kept &= (rows.rank >= 8) | (rows.time_ns < ends_ns[-1]) | (rows.phase != NO_BEAT)
+    parts = [rows.take(kept)]
+    for rank in (rank for rank in range(16) if rank != 2):
+        stage = rank // 8
+        last_ns = int(ends_ns[-1])
+        times = last_ns + np.arange(0, int(300e9 + 8e9 * step_s), BEAT_NS)
+        phase = "dp-all-reduce" if stage == 0 or rank != 10 else "forward-compute"
+        parts.append(
+            beats(
+                *(job, rank, times),
+                steps=np.full(len(times), job.dials.steps - 1 + stage),
+                phases=[phase] * len(times),
+                since_ns=np.full(len(times), last_ns),
+            )
+        )
+    return by_time(joined(parts))
+
+
+@pytest.mark.parametrize("step_s", [1.0, 20.0, 60.0])
+def test_a_silent_rank_is_named_and_not_the_neighbor_that_waits_for_it(step_s: float) -> None:
+    (notice,) = notices_in(rank_2_dies(step_s))
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SILENT, (2,))
+
+
+def test_a_rank_that_dies_before_its_first_beat_is_silent() -> None:
+    (notice,) = notices_in(rank_2_dies(1.0, beats_of_2=False))
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SILENT, (2,))
+
+
+def test_ranks_that_end_because_another_one_died_are_not_named() -> None:
+    rows = rank_2_dies(1.0)
+    last_ns = int(rows.time_ns[rows.phase == NO_BEAT].max())
+    ended = (rows.rank < 8) & (rows.time_ns > last_ns + 60e9)
+    (notice,) = notices_in(rows.take(~ended))
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SILENT, (2,))
 
 
 @pytest.mark.parametrize("batch", [1 << 16, 7])
