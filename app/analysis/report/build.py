@@ -299,6 +299,7 @@ def _report(
                 fix.division,
                 fix.collections,
                 fix.balancing,
+                fix.redistribution,
             )
             for fix in fixes
         ),
