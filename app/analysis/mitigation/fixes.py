@@ -82,7 +82,9 @@ class Balancing:
     quadratic_ms: float
     """Cost of each squared token of a sequence (attention), ms."""
     max_tokens: int
-    """Maximum number of tokens of a microbatch: the tokens of the largest microbatch today."""
+    """Maximum number of tokens of a microbatch: those that memory holds according to the metadata,
+    else the tokens of the largest microbatch today.
+    """
     stages: int
     """Number of pipeline stages."""
 
