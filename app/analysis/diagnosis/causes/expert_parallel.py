@@ -345,6 +345,7 @@ EXPERT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    of_rank_groups=True,
     # If all groups wait, the ideal durations contain the wait too.
     slows_ideal=lambda signs: any(group.is_uneven for group in _groups(signs.observation)),
     remedy=always(
