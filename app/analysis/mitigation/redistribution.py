@@ -8,7 +8,7 @@ computations of each DP rank are scaled to this time at its new number, and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,8 @@ from app.analysis.wording import name_list
 REDISTRIBUTE_MICROBATCHES: Final = "redistribute_microbatches"
 # Maximum number of slow DP ranks that a title lists.
 _NAMED: Final = 3
+# Relative rounding error of times.
+_EQUAL: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,7 @@ def redistribute(observation: Observation, cause: Cause) -> tuple[Fix, Shift] | 
     if _meets_in_microbatches(observation):
         return None
     times = _pipeline_times(observation)
-    counts = None if times is None else _fewest_moved(times, slow)
+    counts = None if times is None else fewest_moved(times, slow)
     if times is None or counts is None:
         return None
     held, then = _held_microbatches(layout, times.microbatches, int(counts.max()))
@@ -154,38 +156,38 @@ def _pipeline_times(observation: Observation) -> PipelineTimes | None:
     return PipelineTimes(microbatches, group, each_ns, fill_ns)
 
 
-def _fewest_moved(times: PipelineTimes, slow: Sequence[int]) -> IntArray | None:
+def fewest_moved(times: PipelineTimes, slow: list[int]) -> IntArray | None:
     """Return the number of microbatches of each DP rank with the earliest end of the last rank.
 
-    The other ranks count as equally fast, so that noise moves nothing among them. Of equally good
-    numbers those with the fewest moved microbatches are returned; None if no move helps.
+    Ranks that are not slow count as equally fast, so that noise moves nothing among them. Of
+    equally good numbers those with the fewest moved microbatches are returned; None if no move
+    helps.
     """
     today, group = times.microbatches, times.group
     others = np.setdiff1d(np.arange(len(times.each_ns)), slow)
     each, fill = times.each_ns.copy(), times.fill_ns.copy()
     each[others], fill[others] = np.median(each[others]), np.median(fill[others])
     usual = PipelineTimes(today, group, each, fill)
-    best = np.full(len(each), today)
-    shortest = usual.total_ns(best).max()
-    for most in range(today + group, len(each) * today, group):
-        counts = np.full(len(each), today)
-        counts[others[0]] = most
-        limit = usual.total_ns(counts)[others[0]]
-        if limit >= shortest:
-            break
-        counts[others] = today
-        for _ in range(len(others) * (most - today) // group):
-            last = max(slow, key=lambda dp: usual.total_ns(counts)[dp])
-            if usual.total_ns(counts)[last] <= limit or counts[last] <= group:
-                break
-            counts[last] -= group
-        moved = (today - counts[list(slow)]).sum() // group
-        each_more, further = divmod(int(moved), len(others))
-        counts[others] += group * (each_more + (np.arange(len(others)) < further))
-        longest = usual.total_ns(counts).max()
-        if longest < shortest:
-            best, shortest = counts, longest
-    return best if (best != today).any() else None
+    all_today = np.full(len(each), today)
+    # Each group goes to the rank that then ends first; no other numbers end earlier.
+    ends = [(float(fill[dp] + 2 * group * each[dp]), dp) for dp in range(len(each))]
+    heapq.heapify(ends)
+    last_ns = float(usual.total_ns(np.full(len(each), group)).max())
+    for _ in range(len(each) * (today // group - 1)):
+        end_ns, dp = ends[0]
+        last_ns = max(last_ns, end_ns)
+        heapq.heapreplace(ends, (end_ns + float(group * each[dp]), dp))
+    if last_ns * (1 + _EQUAL) >= usual.total_ns(all_today).max():
+        return None
+    room = np.floor((last_ns * (1 + _EQUAL) - fill) / (group * each)).astype(np.int64) * group
+    counts: IntArray = np.minimum(all_today, room)
+    moved = int((all_today - counts).sum()) // group
+    while moved:
+        # The ranks with room take one more group each.
+        takers = np.flatnonzero(room >= np.maximum(counts, today) + group)[:moved]
+        counts[takers] += group
+        moved -= len(takers)
+    return counts
 
 
 def _held_microbatches(layout: Layout, today: int, most: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fixes import Redistribution
-from app.analysis.mitigation.redistribution import redistribute
+from app.analysis.mitigation.redistribution import PipelineTimes, fewest_moved, redistribute
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
@@ -159,6 +160,29 @@ def test_numbers_stay_where_ranks_communicate_in_each_microbatch(name: str) -> N
     launch[layout.of(name, 1)] = launch[layout.of(BACKWARD_COMPUTE, 1)] - 1.0
     fsdp = replace(replayed.main, layout=replace(layout, launch=launch))
     assert redistribute(Observation(trace, fsdp), cause) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_numbers_end_earlier_or_move_fewer_microbatches(seed: int) -> None:
+    """All numbers of microbatches of a small job are tried."""
+    rng = np.random.default_rng(seed)
+    ranks, today = int(rng.integers(2, 5)), int(rng.integers(2, 6))
+    slow = list(range(int(rng.integers(1, ranks))))
+    each = np.ones(ranks)
+    each[slow] += 2 * rng.random(len(slow))
+    times = PipelineTimes(today, 1, each, np.full(ranks, 3 * rng.random()))
+    every = [
+        np.array(counts)
+        for counts in itertools.product(range(1, ranks * today), repeat=ranks)
+        if sum(counts) == ranks * today
+    ]
+    found = fewest_moved(times, slow)
+    chosen = np.full(ranks, today) if found is None else found
+    shortest = min(times.total_ns(counts).max() for counts in every)
+    assert times.total_ns(chosen).max() == pytest.approx(shortest)
+    as_good = [counts for counts in every if times.total_ns(counts).max() <= shortest * (1 + 1e-6)]
+    moved = min(np.maximum(today - counts, 0).sum() for counts in as_good)
+    assert np.maximum(today - chosen, 0).sum() == moved
 
 
 def test_many_numbers_are_read_from_the_list() -> None:
