@@ -10,7 +10,16 @@ from app.platform.container import Container
 from app.platform.database.engine import make_engine
 from app.platform.object_store import Objects
 from app.platform.settings import Settings
-from app.task_kinds import ACTING, ANALYSIS, DELIVERY, INVENTORY, PLANNING, READING, SUMMARY
+from app.task_kinds import (
+    ACTING,
+    ANALYSIS,
+    DELIVERY,
+    INVENTORY,
+    PLANNING,
+    READING,
+    REQUEST,
+    SUMMARY,
+)
 
 __all__ = ["Container", "build", "object_store"]
 
@@ -36,7 +45,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    durable = (ACTING, ANALYSIS, DELIVERY, INVENTORY, PLANNING, READING, SUMMARY)
+    durable = (ACTING, ANALYSIS, DELIVERY, INVENTORY, PLANNING, READING, REQUEST, SUMMARY)
     kinds = {kind.name: kind for kind in durable}
 
     def send(run_id: uuid.UUID, kind: str) -> None:

@@ -28,6 +28,7 @@ from app.platform.database.task_runs import (
     PLAN_TEMPLATE,
     READ_HANG,
     READ_SCHEDULER,
+    REQUEST_RECORDING,
     SEND_SUMMARY,
 )
 from app.platform.database.unit_of_work import UnitOfWork
@@ -70,13 +71,25 @@ def _read_scheduler(container: Container, claim: Claim) -> None:
     read_scheduler(container, claim)
 
 
-def _no_follow(tx: UnitOfWork, inventory: uuid.UUID, state: TaskState, error: object) -> None:
-    """Leave an inventory as it is: a later pass reads the scheduler again."""
-    del tx, inventory, state, error
+def _no_follow(tx: UnitOfWork, subject: uuid.UUID, state: TaskState, error: object) -> None:
+    """Leave the subject as it is: a later pass reads the scheduler, or a session asks, again."""
+    del tx, subject, state, error
 
 
 INVENTORY: Final = TaskKind(
     name=READ_SCHEDULER, queue=IO_QUEUE, run=_read_scheduler, follow=_no_follow
+)
+
+
+def _request_recording(container: Container, claim: Claim) -> None:
+    # Imported here, because most processes request none.
+    from app.pulse.recordings import request_every_rank  # noqa: PLC0415 - see above
+
+    request_every_rank(container, claim)
+
+
+REQUEST: Final = TaskKind(
+    name=REQUEST_RECORDING, queue=IO_QUEUE, run=_request_recording, follow=_no_follow
 )
 
 

@@ -29,6 +29,7 @@ from app.analysis.fleet import (
     length_classes,
     rank_correlation,
 )
+from app.analysis.report.fix_outcomes import MET_WITHIN, prediction_error
 from app.analysis.report.session_verdict import KINDS
 from app.fixes.models import AppliedFix
 from app.hosts.costs import Span
@@ -82,6 +83,13 @@ class FixLine:
     unlike: Annotated[str | None, Column(csv="not_comparable")]
     gpus: Annotated[int, Column(csv=None)]
     step_time_s: Annotated[float, Column(csv=None)]
+
+    @property
+    def met(self) -> bool | None:
+        """Return whether the prediction was met; None for upper bounds and unlike sessions."""
+        if self.at_most or self.unlike is not None:
+            return None
+        return abs(prediction_error(self.predicted, self.realized)) <= MET_WITHIN
 
 
 @dataclass(frozen=True, slots=True)

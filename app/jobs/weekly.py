@@ -22,7 +22,6 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.report.fix_outcomes import MET_WITHIN, prediction_error
 from app.analysis.wording import hours, percent
 from app.incidents.channels.kind import NOTE, Note, Section
 from app.incidents.channels.registry import KINDS
@@ -98,7 +97,7 @@ def compose(
             ),
         ),
         Section("Incidents", (f"{report.opened} opened, {report.resolved} resolved",)),
-        Section("Fixes: promised and realized", tuple(map(_fix, report.fixes[:NAMED]))),
+        Section("Fixes: promised and realized", tuple(map(fix_sentence, report.fixes[:NAMED]))),
         Section("Coverage", tuple(lines)),
     )
     return Note(
@@ -167,14 +166,16 @@ def _labels(costs: Sequence[LabelCost]) -> list[str]:
     ]
 
 
-def _fix(fix: FixLine) -> str:
+def fix_sentence(fix: FixLine) -> str:
+    """Return the promised and the realized gain of a fix in words; a bound is not judged."""
     most = "at most " if fix.at_most else ""
     text = f"{fix.job}, {fix.title}: promised {most}{percent(fix.predicted)} less time a step, "
     if fix.unlike is not None:
         return f"{text}not comparable: {fix.unlike}"
-    error = prediction_error(fix.predicted, fix.realized)
-    verdict = "as promised" if abs(error) <= MET_WITHIN else "not as promised"
-    return f"{text}realized {percent(fix.realized)}: {verdict}"
+    text += f"realized {percent(fix.realized)}"
+    if fix.met is None:
+        return text
+    return f"{text}: {'as promised' if fix.met else 'not as promised'}"
 
 
 def _day(at: datetime) -> str:

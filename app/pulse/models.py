@@ -140,8 +140,10 @@ class RecordingRequest(OfProject, Base):
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
     steps: Mapped[int]
+    # whether every rank records, with the collectives of its groups
+    every_rank: Mapped[bool] = mapped_column(server_default=text("false"))
     reason: Mapped[str]
-    # name of the person who made the request; null if a notice made it
+    # name of the person who made the request; null if a notice or a session made it
     asked_by: Mapped[str | None]
     asked_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     until: Mapped[datetime]

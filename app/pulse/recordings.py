@@ -1,4 +1,7 @@
-"""Requests for sessions: by a notice of a job's pulse, within a budget, or by a person.
+"""Requests for sessions: by a notice of a job's pulse within a budget, by a session or a person.
+
+A session that cannot show which rank of a group is slow requests one of every rank, with the
+collectives of tensor-, context- and expert-parallel groups: once an attempt, beyond the budget.
 
 The answer to a body of rank 0's host carries the request; again a bounded number of times if the
 session does not arrive.
@@ -18,9 +21,10 @@ from app.analysis.pulse.step_pace import Pace
 from app.errors import ConflictError, PacelineError
 from app.incidents.store import group_of_job
 from app.jobs.models import Job
-from app.platform.container import Container
+from app.platform.container import Claim, Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.settings import Settings
+from app.platform.tasks.runs import finish
 from app.pulse.body import read_pulse
 from app.pulse.models import PulseState, RecordingRequest
 from app.sessions.models.tables import Session
@@ -51,6 +55,8 @@ class Recording:
     reason: str
     by: Asker
     """Requests of notices count against the budget of a job, those of persons do not."""
+    every_rank: bool = False
+    """Whether every rank is to record, with tensor-, context- and expert-parallel collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class RequestRow:
     steps: int
     reason: str
     asked_by: str | None
-    """Name of the person who requested it; null if a notice did."""
+    """Name of the person who requested it; null if a notice or a session did."""
     asked_at: datetime
     until: datetime
     """When the request expires."""
@@ -71,6 +77,8 @@ class RequestRow:
     handed: int
     session_id: str | None
     """Id of the session that was recorded for the request."""
+    every_rank: bool
+    """Whether every rank is to record, with tensor-, context- and expert-parallel collectives."""
 
 
 def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for how long
@@ -135,7 +143,11 @@ def is_within_budget(
     steps_sent : int
         Steps of the attempt so far. The first session is always within the share.
     """
-    by_notice = (RecordingRequest.job_id == job_id, RecordingRequest.asked_by.is_(None))
+    by_notice = (
+        RecordingRequest.job_id == job_id,
+        RecordingRequest.asked_by.is_(None),
+        RecordingRequest.every_rank.is_(False),
+    )
     interval = timedelta(seconds=settings.pulse_record_interval_s)
     last = tx.session.execute(
         select(func.max(RecordingRequest.asked_at)).where(*by_notice)
@@ -175,13 +187,18 @@ def hand_out(
         update(RecordingRequest)
         .where(RecordingRequest.id == due, *_due(tx, settings, job_id, attempt))
         .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
-        .returning(RecordingRequest.steps, RecordingRequest.reason, RecordingRequest.asked_by)
+        .returning(
+            RecordingRequest.steps,
+            RecordingRequest.reason,
+            RecordingRequest.asked_by,
+            RecordingRequest.every_rank,
+        )
         .execution_options(synchronize_session=False)
     ).one_or_none()
     if handed is None:
         return None
     asker = Asker.NOTICE if handed.asked_by is None else Asker.PERSON
-    return Recording(handed.steps, handed.reason, asker)
+    return Recording(handed.steps, handed.reason, asker, handed.every_rank)
 
 
 def _due(
@@ -262,6 +279,51 @@ def request_recording_now(
         return _row(request), before is None
 
 
+def request_every_rank(container: Container, claim: Claim) -> None:
+    """Request a session of every rank for a claimed session that lacks collectives of groups.
+
+    Nothing is requested if the session's attempt sends no pulse, or had such a request before. An
+    open request of the attempt becomes one of every rank.
+    """
+    with container.uow() as tx:
+        finish(tx, claim)
+        session = tx.session.execute(
+            select(Session.job_id, Session.attempt, Session.number).where(
+                Session.id == claim.subject_id
+            )
+        ).one_or_none()
+        if session is None:
+            return
+        group_of_job(tx, session.job_id)
+        key = session.job_id, session.attempt
+        asked = tx.session.execute(
+            select(RecordingRequest.id).where(
+                RecordingRequest.job_id == session.job_id,
+                RecordingRequest.attempt == session.attempt,
+                RecordingRequest.every_rank,
+            )
+        ).first()
+        running = tx.session.execute(
+            select(PulseState.pace).where(
+                PulseState.job_id == session.job_id,
+                PulseState.attempt == session.attempt,
+                PulseState.advanced_at > tx.now - PATIENCE,
+            )
+        ).one_or_none()
+        if asked is not None or running is None:
+            return
+        steps = container.settings.pulse_record_steps
+        request = request_recording(
+            *(tx, *key),
+            steps=steps,
+            reason=f"session {session.number} does not show which rank of a group is slow",
+            by=None,
+            window_s=window_s(Pace.from_bytes(running.pace), steps),
+            patience=PATIENCE,
+        )
+        request.every_rank = True
+
+
 def window_s(pace: Pace, steps: int) -> float:
     """Return the expected duration of `steps` steps, seconds."""
     mean_ns = pace.mean_ns()
@@ -292,4 +354,5 @@ def _row(row: RecordingRequest) -> RequestRow:
         handed_at=row.handed_at,
         handed=row.handed,
         session_id=None if row.session_id is None else str(row.session_id),
+        every_rank=row.every_rank,
     )

@@ -14,10 +14,14 @@ from typing import Any, Final
 
 from sqlalchemy import func, select, type_coerce
 
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.earlier_sessions import EarlierSession
+from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
 from app.analysis.report.build import Analysis, analyze
 from app.analysis.report.coverage import Chunks
+from app.analysis.report.document import Report
 from app.analysis.report.session_verdict import verdict_of
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.model import Trace
@@ -33,6 +37,7 @@ from app.jobs.models import Job
 from app.platform.blobs import open_blob
 from app.platform.container import Claim, Container
 from app.platform.database.states import SessionState
+from app.platform.database.task_runs import REQUEST_RECORDING
 from app.platform.tasks.runs import finish
 from app.platform.telemetry import span
 from app.sessions.chunks.intake import move_session
@@ -172,4 +177,20 @@ def _store(
         write_readings(tx, claim.subject_id, report)
         measure_fixes(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id)
+        if _lacks_rank_groups(report):
+            tx.enqueue(REQUEST_RECORDING, claim.subject_id)
         count_duration(tx, time.monotonic() - begun_s)
+
+
+def _lacks_rank_groups(report: Report) -> bool:
+    """Return whether collectives of a group's ranks may show why a job is slow, and are missing.
+
+    A slow worker is a whole group of ranks: one of them may be slow, or wait for its memory.
+    """
+    if report.verdict.level != "slow":
+        return False
+    named = {cause.cause for cause in report.causes}
+    unjudged = {item.cause for item in report.diagnosis.cannot_judge}
+    return not named.isdisjoint({SLOW_WORKER.name, UNKNOWN}) and any(
+        kind.of_rank_groups for name, kind in KINDS.items() if name in unjudged
+    )

@@ -19,6 +19,8 @@ SEED = 2026
     ("fault", "action"),
     [
         ("worker constant", "replace_worker"),
+        ("worker constant", "redistribute_microbatches"),
+        ("slow_worker + network", "redistribute_microbatches"),
         ("tensor rank", "replace_rank"),
         ("link", "repair_link"),
         ("gc before launches", "plan_garbage_collection"),

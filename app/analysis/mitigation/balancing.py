@@ -32,8 +32,12 @@ from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, 
 EVEN_MICROBATCHES: Final = "even_microbatches"
 _TITLE: Final = "Even out the sequence lengths of microbatches"
 _KEY: Final = "sequence_lengths"
+# Key of the metadata with the number of tokens of a microbatch that memory holds.
+_MOST_TOKENS: Final = "max_tokens"
 # Minimum number of steps with known lengths: fewer do not represent the session.
 _FEWEST: Final = 3
+# Microbatches are equally full if the smallest has this share of the largest one's tokens.
+_FULL: Final = 0.9
 # Maximum number of sequences to divide. Larger sessions are sampled by step, which bounds the time
 # of the analysis.
 _MOST_SEQUENCES: Final = 40_000
@@ -111,7 +115,41 @@ def even_out(
             cause=cause.cause,
             at_most=True,
         )
-    plan = _plan(recorded)
+    tokens = [sum(mb) for batch in recorded.batches for rank in batch for mb in rank]
+    limits = sorted({max(tokens), _tokens_that_fit(trace, tokens)})
+    plans = [_plan(recorded, limit) for limit in limits]
+    today = recorded.sums(recorded.batches)
+    changes = [
+        _with_batches(recorded, today, recorded.sums(_divided(recorded, plan))) for plan in plans
+    ]
+    times = launched_step_times(replayed.main, *changes)
+    chosen = times[recorded.steps].mean(axis=0)
+    # More room does not always help a division that is not exact.
+    best = int(np.argmin(chosen[1:]))
+    plan = plans[best]
+    limit = (
+        f"which memory holds, {max(tokens):,} today"
+        if plan.max_tokens > max(tokens)
+        else "as today"
+        if len(limits) > 1
+        else f'as today (with "{_MOST_TOKENS}" in the metadata as many as memory holds)'
+    )
+    # The steps that were not sampled are assumed to save the same share as the sampled steps.
+    saved_s = float((chosen[0] - chosen[1 + best]) / chosen[0] * times[:, 0].mean())
+    return Fix(
+        EVEN_MICROBATCHES,
+        _TITLE,
+        "Replayed with this session's own sequences, divided over DP ranks and microbatches by "
+        f"paceline_client.balance, none with over {plan.max_tokens:,} tokens, {limit}: {plan.call}",
+        now_s - saved_s,
+        saved_s / now_s,
+        cause=cause.cause,
+        balancing=plan,
+    )
+
+
+def _divided(recorded: _KnownLengths, plan: Balancing) -> list[Batch]:
+    """Return the recorded batches as a data loader divides them."""
     from paceline_client.balance import Cost, balance  # noqa: PLC0415 - as in `_plan`
 
     cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
@@ -119,22 +157,7 @@ def even_out(
     for batch in recorded.batches:
         places = balance(batch, cost=cost, max_tokens=plan.max_tokens, stages=plan.stages)
         divided.append([[[batch[r][m][i] for r, m, i in mb] for mb in rank] for rank in places])
-    today, after = recorded.sums(recorded.batches), recorded.sums(divided)
-    times = launched_step_times(replayed.main, _with_batches(recorded, today, after))
-    chosen = times[recorded.steps].mean(axis=0)
-    # The steps that were not sampled are assumed to save the same share as the sampled steps.
-    saved_s = float((chosen[0] - chosen[1]) / chosen[0] * times[:, 0].mean())
-    return Fix(
-        EVEN_MICROBATCHES,
-        _TITLE,
-        f"Replayed with this session's own sequences, divided over DP ranks and microbatches by "
-        f"paceline_client.balance, none with over {plan.max_tokens:,} tokens, as today: "
-        f"{plan.call}",
-        now_s - saved_s,
-        saved_s / now_s,
-        cause=cause.cause,
-        balancing=plan,
-    )
+    return divided
 
 
 def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
@@ -181,8 +204,20 @@ def _validated_batch(given: Any, ranks: int, microbatches: list[int]) -> Batch |
     return batch
 
 
-def _plan(recorded: _KnownLengths) -> Balancing:
-    """Return the fitted cost of microbatches on the mean stage, and today's token limit."""
+def _tokens_that_fit(trace: Trace, tokens: Sequence[int]) -> int:
+    """Return the most tokens of a microbatch: those that memory holds, at least today's largest.
+
+    It is today's largest if the metadata do not name it, or if all of today's microbatches (their
+    numbers are `tokens`) are about equally full: then the cost of other numbers is unknown.
+    """
+    largest, given = max(tokens), trace.meta.extra.get(_MOST_TOKENS)
+    if not isinstance(given, int) or isinstance(given, bool) or given > _LONGEST:
+        return largest
+    return max(largest, given) if min(tokens) < _FULL * largest else largest
+
+
+def _plan(recorded: _KnownLengths, max_tokens: int) -> Balancing:
+    """Return the fitted cost of microbatches on the mean stage, with the limit of tokens."""
     # Imported here because the import also loads the client's recorder, which only sessions with
     # known lengths need.
     from paceline_client.balance import Cost  # noqa: PLC0415 - see above
@@ -205,7 +240,7 @@ def _plan(recorded: _KnownLengths) -> Balancing:
         fixed_ms=cost.fixed,
         linear_ms=cost.linear,
         quadratic_ms=cost.quadratic,
-        max_tokens=max(sum(mb) for batch in recorded.batches for rank in batch for mb in rank),
+        max_tokens=max_tokens,
         stages=recorded.observation.layout.pp,
     )
 

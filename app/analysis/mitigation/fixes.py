@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+# Maximum number of DP ranks whose numbers of microbatches a line of code lists.
+_MOST_LISTED: Final = 8
 # Number of layers, by stage and chunk.
 ByChunk = tuple[tuple[int, ...], ...]
 
@@ -79,7 +82,9 @@ class Balancing:
     quadratic_ms: float
     """Cost of each squared token of a sequence (attention), ms."""
     max_tokens: int
-    """Maximum number of tokens of a microbatch: the tokens of the largest microbatch today."""
+    """Maximum number of tokens of a microbatch: those that memory holds according to the metadata,
+    else the tokens of the largest microbatch today.
+    """
     stages: int
     """Number of pipeline stages."""
 
@@ -90,6 +95,37 @@ class Balancing:
             f"balance(batch, cost=Cost({self.fixed_ms:.4g}, {self.linear_ms:.4g}, "
             f"{self.quadratic_ms:.4g}), max_tokens={self.max_tokens}, stages={self.stages})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Redistribution:
+    """Numbers of microbatches that relieve the DP ranks with a slow worker."""
+
+    today: int
+    """Number of microbatches of each DP rank in a step today."""
+    microbatches: tuple[int, ...]
+    """Recommended number of microbatches of each DP rank."""
+    held_today: int
+    """Most microbatches whose activations a stage holds at once today."""
+    held: int
+    """Most microbatches whose activations a stage then holds at once: an upper bound."""
+
+    @property
+    def line(self) -> str:
+        """Return the Python line that sets a rank's number of microbatches and weight of its loss.
+
+        If many numbers change, it refers to the list `microbatches`.
+
+        Examples
+        --------
+        >>> Redistribution(8, (8, 6, 9, 9), 4, 4).line
+        'n = {1: 6, 2: 9, 3: 9}.get(dp_rank, 8); weight = n / 8'
+        """
+        moved = {dp: n for dp, n in enumerate(self.microbatches) if n != self.today}
+        mine = f"{moved}.get(dp_rank, {self.today})"
+        if len(moved) > _MOST_LISTED:
+            mine = "microbatches[dp_rank]"
+        return f"n = {mine}; weight = n / {self.today}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +146,7 @@ class Fix:
     division: Division | None = None
     collections: PlannedCollections | None = None
     balancing: Balancing | None = None
+    redistribution: Redistribution | None = None
 
 
 @dataclass(frozen=True, slots=True)

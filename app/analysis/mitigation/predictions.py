@@ -23,6 +23,7 @@ from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.fixes import Division, Fix, PlannedCollections, as_text
 from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
+from app.analysis.mitigation.redistribution import redistribute
 from app.analysis.quantities import FloatArray
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
@@ -256,7 +257,10 @@ def _workers_to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Work
 def _changes(
     observation: Observation, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
 ) -> list[_Replayable]:
-    """Return worker replacement and divisions of the layers, whose gains need their own replays."""
+    """Return the changes whose gains need their own replays.
+
+    These are worker replacement, redistributed microbatches and divisions of the layers.
+    """
     changes = []
     workers = _workers_to_replace(metrics, causes)
     if workers:
@@ -275,6 +279,11 @@ def _changes(
                 replaced, lambda group: _at_peers_medians(group, workers, computing=computing)
             )
         )
+    for cause in causes:
+        if cause.cause == cause_of(Plan.REPLACE_WORKERS):
+            moved = redistribute(observation, cause)
+            if moved is not None:
+                changes.append(_Replayable(moved[0], moved[1].replacement))
     stage = next((cause for cause in causes if cause.cause == cause_of(Plan.DIVIDE_LAYERS)), None)
     if stage is not None and replayed.layout.pp > 1:
         # A cause without a known contribution may be a slow worker, which no division fixes.

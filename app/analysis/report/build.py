@@ -309,6 +309,7 @@ def _report(
                 fix.division,
                 fix.collections,
                 fix.balancing,
+                fix.redistribution,
             )
             for fix in fixes
         ),

@@ -26,6 +26,7 @@ from app.analysis.mitigation.fixes import (
     Division,
     PlannedCollections,
     PlannedTemplate,
+    Redistribution,
     WithheldTemplate,
 )
 from app.analysis.mitigation.tensor.session_advice import TensorAdvice
@@ -127,6 +128,8 @@ class Recommendation:
     """Steps in which all workers collect garbage, if this is the fix."""
     balancing: Balancing | None = field(default=None, metadata=OMITTED)
     """Division of sequences over DP ranks and microbatches, if this is the fix."""
+    redistribution: Redistribution | None = field(default=None, metadata=OMITTED)
+    """Numbers of microbatches of the DP ranks, if this is the fix."""
 
 
 @dataclass(frozen=True, slots=True)

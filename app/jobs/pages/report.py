@@ -13,7 +13,7 @@ from markupsafe import Markup
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.fleet import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.report.fix_outcomes import MET_WITHIN, prediction_error
+from app.analysis.report.fix_outcomes import MET_WITHIN
 from app.analysis.wording import hours
 from app.jobs.fleet_costs import NAMED, HostCost, LabelCost, Period, ReportFilter
 from app.jobs.fleet_report import Coverage, FixLine, FleetReport
@@ -208,19 +208,13 @@ _HOSTS: Final[tuple[Shown[HostCost], ...]] = (
 )
 
 
-def has_met(fix: FixLine) -> bool:
-    """Return whether a fix's gain is as predicted; it may be below a predicted upper bound."""
-    error = prediction_error(fix.predicted, fix.realized)
-    return error <= MET_WITHIN if fix.at_most else abs(error) <= MET_WITHIN
-
-
 def fixes_title(fixes: Sequence[FixLine]) -> str:
     """Return the title of the table of fixes: how many reached the predicted gain."""
-    measured = [fix for fix in fixes if fix.unlike is None]
-    if not measured:
-        return "No fix was measured"
-    met = sum(has_met(fix) for fix in measured)
-    return f"{count(met)} of {plural(len(measured), 'fix', 'fixes')} reached the predicted gain"
+    outcomes = [fix.met for fix in fixes if fix.met is not None]
+    if not outcomes:
+        return "No prediction was measured"
+    reached = f"{count(sum(outcomes))} of {plural(len(outcomes), 'fix', 'fixes')}"
+    return f"{reached} reached the predicted gain"
 
 
 def _change(gain: float) -> str:
@@ -234,7 +228,7 @@ def _fix(fix: FixLine) -> Markup:
 
 def _realized(fix: FixLine) -> str | Markup:
     text = "not comparable" if fix.unlike else _change(fix.realized)
-    return text if fix.unlike is None and has_met(fix) else html.element("b", text)
+    return html.element("b", text) if fix.unlike is not None or fix.met is False else text
 
 
 def _saved(fix: FixLine) -> str:
@@ -398,8 +392,7 @@ def _facts(report: FleetReport) -> list[Fact]:
     costs, before = report.costs, report.before
     was = "no verdict in the time before"
     straggling = report.spent.straggling
-    measured = [fix for fix in report.fixes if fix.unlike is None]
-    met = sum(has_met(fix) for fix in measured)
+    outcomes = [fix.met for fix in report.fixes if fix.met is not None]
     return [
         Fact(
             "GPU-hours used",
@@ -433,9 +426,9 @@ def _facts(report: FleetReport) -> list[Fact]:
         ),
         Fact(
             "Fixes as predicted",
-            f"{count(met)} of {count(len(measured))}" if measured else "none",
+            f"{count(sum(outcomes))} of {count(len(outcomes))}" if outcomes else "none",
             f"within {percent(MET_WITHIN, 0)} of the predicted step time"
-            if measured
+            if outcomes
             else "none was measured in this time",
         ),
     ]

@@ -20,6 +20,7 @@ DELIVER_ALERT: Final = "deliver_alert"
 PLAN_TEMPLATE: Final = "plan_template"
 READ_HANG: Final = "read_hang"
 READ_SCHEDULER: Final = "read_scheduler"
+REQUEST_RECORDING: Final = "request_recording"
 SEND_SUMMARY: Final = "send_summary"
 TASK_KINDS = (
     ACT_ON_MACHINE,
@@ -28,6 +29,7 @@ TASK_KINDS = (
     PLAN_TEMPLATE,
     READ_HANG,
     READ_SCHEDULER,
+    REQUEST_RECORDING,
     SEND_SUMMARY,
 )
 

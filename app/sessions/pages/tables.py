@@ -185,6 +185,11 @@ def fixes_table(report: Report) -> Fixes:
         )
         for fix in fixes
     ]
+    detail = best.detail if best else ""
+    relief = next((fix for fix in fixes if fix.redistribution is not None), None)
+    if relief is not None and relief is not best:
+        # The best fix needs another machine, this one can come before it.
+        detail = f"{detail} {relief.title}. {relief.detail}"
     per_hour = report.sizes.world * (best.predicted_gain if best else 0.0)
     negligible = shown.waste < findings.NEGLIGIBLE
     return Fixes(
@@ -192,7 +197,7 @@ def fixes_table(report: Report) -> Fixes:
         rows=tuple(rows) if fixes else (),
         reference_share=100 * reference_s / longest,
         reference=f"{against}, {seconds(reference_s)}",
-        detail=best.detail if best else "",
+        detail=detail,
         choices=tuple(fixes),
         saves=f"{'up to ' if best.at_most else ''}{hours(per_hour)} GPU-hours each hour"
         if best

@@ -342,6 +342,34 @@ def _evened(drawn: Drawn, item: Advised) -> World:
     )
 
 
+def _redistributed(drawn: Drawn, item: Advised) -> World:
+    """Let each DP rank run its number of microbatches; those that it does not run take no time."""
+    world, plan = drawn.struck.world, item.fix.redistribution
+    assert plan is not None
+    counts = np.array(plan.microbatches)
+    # More microbatches than today repeat the times of the first ones.
+    numbers = np.arange(counts.max())
+    repeated = numbers % world.shape.microbatches
+
+    def on(axis: int, times: Times) -> Times:
+        longer = np.moveaxis(np.take(times, repeated, axis=axis), axis, 0)
+        runs = (numbers[:, None] < counts).reshape(len(numbers), *(1,) * (times.ndim - 2), -1)
+        return np.moveaxis(np.where(runs, longer, 0.0), 0, axis)
+
+    return replace(
+        world,
+        shape=replace(world.shape, microbatches=len(numbers)),
+        forward_s=on(2, world.forward_s),
+        backward_s=on(2, world.backward_s),
+        activation_s=on(1, world.activation_s),
+        gradient_s=on(1, world.gradient_s),
+        launch_s=on(2, world.launch_s),
+        pause_s=on(2, world.pause_s),
+        late_s=on(3, world.late_s),
+        tokens=np.take(world.tokens, repeated, axis=2),
+    )
+
+
 def _at_best_speed(drawn: Drawn, _item: Advised) -> World:
     """Let all workers compute without the common, or the rotating, slowdown."""
     world, usual = drawn.struck.world.copy(), drawn.usual
@@ -394,4 +422,5 @@ MAKES: Final[Mapping[str, Make]] = {
     "even_steps": _at_best_speed,
     "even_stages": _divided,
     "even_microbatches": _evened,
+    "redistribute_microbatches": _redistributed,
 }

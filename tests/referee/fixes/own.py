@@ -64,6 +64,7 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "restore_speed": frozenset({"slow_together"}),
     "even_steps": frozenset({"rotating"}),
     "share_microbatches": frozenset({"uneven_microbatches"}),
+    "redistribute_microbatches": frozenset(),
     "shed_work": frozenset(),
     "defragment_memory": frozenset({"memory_fragmentation"}),
     "separate_kernels": frozenset({"false_kernel_dependency"}),
@@ -162,6 +163,9 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
     }
     if item.fix.action == "even_stages":
         return executed_s(_divided(session, item), session, of_turns=item.of_turns)
+    if item.fix.redistribution is not None:
+        counts = item.fix.redistribution.microbatches
+        return executed_s(redistributed(session, counts), session, of_turns=item.of_turns)
     work = _healthy(session)
     if item.fix.action == "shed_work":
         work = _work_shed(work, session, item)
@@ -257,6 +261,21 @@ def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> Ste
         first = [int(np.argmax(microbatch == number)) for number in np.unique(microbatch)]
         takes = (work.duration_ns[mine] / healthy_ns[mine])[first]
         work.duration_ns[mine] *= length_factors(batches, takes, plan)[microbatch]
+    return work
+
+
+def redistributed(session: SyntheticSession, counts: Sequence[int]) -> StepWork:
+    """Let each DP rank run its number of microbatches.
+
+    Ranks with fewer than the others do not run the last microbatches, which then take no time.
+    """
+    job = replace(session.job, microbatches=max(counts))
+    work = healthy_work(job, build_program(job), session.seed)
+    work.numbers = step_numbers(job, session.seed)
+    inject(work, job, session.injections, session.seed)
+    idle = work.program.microbatch[:, None] >= np.array(counts)
+    for times in (work.duration_ns, work.delay_ns):
+        times[np.broadcast_to(idle[:, None], times.shape)] = 0.0
     return work
 
 

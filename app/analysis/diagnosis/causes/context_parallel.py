@@ -137,6 +137,7 @@ CONTEXT_PARALLEL: Final = CauseKind(
         else "context-parallel groups divide their sequences unevenly"
     ),
     find=_find,
+    of_rank_groups=True,
     # If all groups wait, the ideal durations contain the wait too.
     slows_ideal=lambda signs: bool(_waiting(signs.observation)),
     remedy=_remedy,

@@ -80,6 +80,11 @@ class _Group:
         return costs_enough(self.share) and self.share >= THRESHOLDS.to_before * self.share_before
 
 
+def shares_experts(trace: Trace) -> bool:
+    """Return whether DP ranks share experts, according to the operations or the metadata."""
+    return _is_recorded(trace) or (_group_size(trace) or 1) > 1
+
+
 def _is_recorded(trace: Trace) -> bool:
     return bool((trace.op == trace.op_names.index(EXPERT_TYPE)).any())
 
@@ -340,6 +345,7 @@ EXPERT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    of_rank_groups=True,
     # If all groups wait, the ideal durations contain the wait too.
     slows_ideal=lambda signs: any(group.is_uneven for group in _groups(signs.observation)),
     remedy=always(

@@ -86,6 +86,9 @@ class CauseKind:
     # Whether the cause needs a network or a device for each rank; ranks that share the processors
     # of one host have neither.
     needs_own_devices: bool = False
+    # Whether only the collectives of a group's ranks show the cause: tensor-, context- or expert-
+    # parallel ones, which sessions usually leave out.
+    of_rank_groups: bool = False
     # Whether a new installation has an alert rule for this cause only.
     alerts_alone: bool = False
 

@@ -84,6 +84,7 @@ MEMORY_FRAGMENTATION: Final = CauseKind(
         "fragmented memory"
     ),
     find=_find,
+    of_rank_groups=True,
     remedy=_remedy,
     phase=Phase.WITHIN_WORKERS,
     recurs=True,

@@ -52,6 +52,7 @@ TENSOR_STRAGGLER: Final = CauseKind(
     cannot_judge=needs_tensor_ranks,
     because=lambda cause, job: because_of(cause, job, TENSOR),
     find=_find,
+    of_rank_groups=True,
     # A single group has no other group as a reference.
     slows_ideal=lambda signs: bool(signs.waiting),
     remedy=lambda cause, hosts: replacing(cause, hosts, TENSOR),

@@ -12,8 +12,12 @@ cover only templates of several stages.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from math import ceil, floor
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
 
 from app.analysis.planning.problem import NEVER, PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
@@ -28,6 +32,9 @@ from app.analysis.planning.search.passes import (
     cheapest_within,
 )
 from app.analysis.planning.template import Template, compute_times, stage_times, t_oobleck, t_std
+
+# Relative width of the intervals for which the executed time is bounded.
+_WIDE: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,11 @@ class SearchObjective(Protocol):
     def bound(self, cheapest: int, low_ps: int) -> int:
         """Return a lower bound of the cost, given ΣL ≥ cheapest and a slowest stage ≥ low_ps."""
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
-        """Return the goal of a pass over an interval."""
+    def is_wide(self, low_ps: int, high_ps: int) -> bool:
+        """Return whether an interval is too wide for a pass to be worth its time."""
+
+    def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
+        """Return the goals of passes over an interval: each of them bounds the cost."""
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return the cost of a template according to the objective, ps."""
@@ -92,13 +102,17 @@ class StandardTime:
     name: str = "t_std"
     with_transfers: bool = True
 
+    def is_wide(self, low_ps: int, high_ps: int) -> bool:  # noqa: ARG002 - none is
+        """Return False: a pass over a wide interval finds good templates."""
+        return False
+
     def bound(self, cheapest: int, low_ps: int) -> int:
         """Return a lower bound of the cost, given ΣL ≥ cheapest and a slowest stage ≥ low_ps."""
         return cheapest + (self.microbatches - 1) * low_ps
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
+    def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
         """Return the goal of a pass over an interval."""
-        return cheapest_within(high_ps, min(best - (self.microbatches - 1) * low_ps, FAR))
+        return (cheapest_within(high_ps, min(best - (self.microbatches - 1) * low_ps, FAR)),)
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return t_std of a template, ps."""
@@ -114,24 +128,40 @@ class OobleckEstimate:
     name: str = "t_oobleck"
     with_transfers: bool = True
 
+    def is_wide(self, low_ps: int, high_ps: int) -> bool:  # noqa: ARG002 - none is
+        """Return False: a pass over a wide interval finds good templates."""
+        return False
+
     def bound(self, cheapest: int, low_ps: int) -> int:
         """Return a lower bound of the cost, given ΣL ≥ cheapest and a slowest stage ≥ low_ps."""
         steady = max(self.microbatches - self.most_stages + 1, 1)
         return cheapest + (steady + 1) * low_ps
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
+    def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
         """Return the goal of a pass over an interval."""
         variants = (
             Variant(0, 0, 2, -high_ps, 0, high_ps - 1),
             Variant(0, 1, self.microbatches + 2, 0, low_ps, high_ps),
             Variant(1, 1, 1, 0, 0, high_ps),
         )
-        return SearchGoal(high_ps, variants, min(best, FAR))
+        return (SearchGoal(high_ps, variants, min(best, FAR)),)
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return Oobleck's estimate of a template, ps; `FAR` if the estimate is undefined."""
         value = t_oobleck(stage_times(problem, template), self.microbatches)
         return FAR if value is None else value
+
+
+class _Prices(NamedTuple):
+    """Prices of a bound of the executed time, in units of the slowest stage's time C_k.
+
+    A stage behind k costs `waits` times its own time, minus `behind` units; k costs N of its own
+    times, plus `slowest` units; a stage before k costs its own time.
+    """
+
+    waits: int
+    behind: float
+    slowest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,40 +170,71 @@ class ExecutedBound:
 
     A slowest stage k computes for N·C_k. Before its first computation a microbatch passes the
     stages before k, and after its last computation the microbatch's gradient passes these stages.
-    Between the first forward and the first backward of k, the stages after k take X = ΣC plus their
-    transfers, while k can fill this time with at most n microbatches, n ≤ the number of stages
-    after k. So k waits at least X − n·F, and at least X − n·B between its last computations. With
-    fewer stages than microbatches both waits count, Σ(2·C − C_k); otherwise both may be the same
-    wait, and half of the sum counts.
+    Between the first forward and the first backward of k, the stages behind k take X = ΣC plus
+    their transfers, while k can fill this time with at most n forwards, n ≤ the number of stages
+    behind k and n < N. So k waits at least X − n·F_k. Between its last computations it waits at
+    least X − n·B_k.
 
-    With `fewer` the bound holds for templates with fewer stages than microbatches, otherwise for
-    the other templates. In these other templates, each stage is credited a quarter of the slowest
-    stage's time, and N quarters are charged in return: with at least N stages, the bound stays
-    valid.
+    One of these waits is at least X − n·`share`·C_k. This bound is good if the stages behind k are
+    small. With less than N − 1 stages behind k both waits count, 2·X − n·C_k, which is exact for
+    even stages.
+
+    Parameters
+    ----------
+    few : bool
+        The bound holds for templates with at most N − 2 stages behind k; otherwise for templates
+        with at least N − 1. What a template has beyond this limit may be charged to it: half a
+        unit for each stage that it lacks.
+    lacking : bool
+        Whether most templates have less than N stages, so that the charge is worth it.
+    share : float
+        Upper bound of the forward's, or of the backward's, share of every stage's time.
+    smallest_ps : int
+        Lower bound of every template's slowest stage.
     """
 
     microbatches: int
-    fewer: bool
+    few: bool
+    lacking: bool
+    share: float
+    smallest_ps: int
     name: str = "executed"
     with_transfers: bool = False
 
-    def bound(self, cheapest: int, low_ps: int) -> int:
-        """Return a lower bound of the cost, ps, if the slowest stage takes at least low_ps."""
-        return max(cheapest, self.microbatches * low_ps)
+    def is_wide(self, low_ps: int, high_ps: int) -> bool:
+        """Return whether the ends differ much, compared with what the lower end costs already.
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
-        """Return the goal of a pass over an interval."""
-        waits, granted = self._waits, self._granted(high_ps)
-        short = -((waits * high_ps + 1) // 2) - granted
-        charged = (self.microbatches - 1) * granted
+        The stages behind k are credited the upper end.
+        """
+        return high_ps > (1 + _WIDE) * low_ps + (low_ps - self.smallest_ps)
+
+    def bound(self, cheapest: int, low_ps: int) -> int:
+        """Return a lower bound of the cost, ps, if the slowest stage takes at least low_ps.
+
+        The slowest stage fills at most N − 1 forwards into the time of the stages behind it.
+        """
+        steady = floor((self.microbatches - 1) * (1 - self.share) * low_ps)
+        return max(cheapest + steady, self.microbatches * low_ps)
+
+    def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
+        """Return the goals of passes over an interval: each of them bounds the cost.
+
+        Two waits bound it well only in a narrow interval: they credit the most to the stages behind
+        k.
+        """
+        narrow = high_ps <= (1 + _WIDE) * low_ps
+        chosen = self._prices if narrow else self._prices[-1:]
+        return tuple(self._goal(prices, low_ps, high_ps, best) for prices in chosen)
+
+    def _goal(self, prices: _Prices, low_ps: int, high_ps: int, best: int) -> SearchGoal:
+        waits, behind = prices.waits, -ceil(prices.behind * high_ps)
+        slowest = floor(prices.slowest * high_ps)
         variants = (
-            Variant(0, 0, waits, short, 0, high_ps, counted=0, apart=waits),
-            Variant(0, 1, self.microbatches, charged, low_ps, high_ps, counted=0, apart=1),
-            Variant(1, 1, 1, -granted, 0, high_ps, counted=0, apart=1),
+            Variant(0, 0, waits, behind, 0, high_ps, counted=0, apart=waits),
+            Variant(0, 1, self.microbatches, slowest, low_ps, high_ps, counted=0, apart=1),
+            Variant(1, 1, 1, 0, 0, high_ps, counted=0, apart=1),
         )
-        # With negative prices there is no cutoff, because the bound of the remaining layers ignores
-        # them.
-        return SearchGoal(high_ps, variants, min(best, FAR) if self.fewer else FAR)
+        return SearchGoal(high_ps, variants, min(best, FAR))
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return the bound of a template computed with the prices of a pass, ps."""
@@ -182,17 +243,34 @@ class ExecutedBound:
         slowest = max(computing)
         k = max(i for i, time in enumerate(computing) if time == slowest)
         least = sum(whole[: k + 1]) + (self.microbatches - 1) * slowest
-        short = (self._waits * slowest + 1) // 2
-        waits = sum(self._waits * time - short for time in whole[k + 1 :])
-        spare = (self.microbatches - len(template)) * self._granted(slowest)
-        return max(least + waits + spare, self.microbatches * slowest)
+        return max(
+            self.microbatches * slowest,
+            *(
+                least
+                + floor(prices.slowest * slowest)
+                + sum(
+                    prices.waits * time - ceil(prices.behind * slowest) for time in whole[k + 1 :]
+                )
+                for prices in self._prices
+            ),
+        )
 
     @property
-    def _waits(self) -> int:
-        return 2 if self.fewer else 1
+    def _prices(self) -> tuple[_Prices, ...]:
+        if self.few:
+            return _Prices(2, 1.0, 0.0), _Prices(1, self.share, 0.0)
+        most = self.microbatches - 1
+        charge = 0.5 if self.lacking else 0.0
+        return (_Prices(1, charge, (charge - self.share) * most),)
 
-    def _granted(self, slowest_ps: int) -> int:
-        return 0 if self.fewer else slowest_ps // 4
+
+def smaller_share(problem: PlanningProblem) -> float:
+    """Return the smaller of two bounds: of forwards, and of backwards, as a share of any stage."""
+    inside = np.tri(problem.layers + 1, k=-1, dtype=bool)
+    cost = problem.cost_ps[:, inside]
+    possible = (cost > 0) & (cost < NEVER)
+    forward = problem.forward_ps[:, inside][possible] / cost[possible]
+    return float(min(forward.max(), 1 - forward.min()))
 
 
 def objective_of(name: str, problem: PlanningProblem) -> SearchObjective:
@@ -349,7 +427,7 @@ class Search:
         stride = 1
         at = first
         while True:
-            table = self._pass(at, at, FAR)
+            (table,) = self._passes(at, at, FAR)
             if table is not None:
                 return first
             self.closed.append(_Interval(FAR, first, at, FAR, visited=True))
@@ -377,7 +455,7 @@ class Search:
             return
         at = (low + high) // 2 if interval.visited else high
         cutoff = min(self.best_cost - (self.problem.spec.microbatches - 1) * low_ps, FAR)
-        table = self._pass(low, at, self.best_cost)
+        (table,) = self._passes(low, at, self.best_cost)
         if at < high:
             bound = objective.bound(interval.cheapest, int(self.times[at + 1]))
             self._push(_Interval(bound, at + 1, high, interval.cheapest, visited=True))
@@ -398,13 +476,20 @@ class Search:
 
     def _explore_phases(self, interval: _Interval, high: int) -> None:
         low = interval.low
-        incumbent = self.best_cost
-        table = self._pass(low, high, incumbent)
-        if table is None or table.best is None:
-            self._close(_Interval(incumbent, low, high, interval.cheapest, visited=True))
+        if low < high and self.objective.is_wide(int(self.times[low]), int(self.times[high])):
+            self._halve(interval)
             return
-        bound = max(min(table.best.value, incumbent), interval.bound)
-        if low == high:
+        incumbent, bound = self.best_cost, interval.bound
+        try:
+            for table in self._passes(low, high, incumbent):
+                best = None if table is None else table.best
+                bound = max(bound, incumbent if best is None else min(best.value, incumbent))
+                if bound >= incumbent:
+                    break
+        except TooManyCellsError:
+            if bound == interval.bound:
+                raise
+        if low == high or bound >= incumbent:
             self._close(_Interval(bound, low, high, interval.cheapest, visited=True))
             return
         middle = (low + high) // 2
@@ -441,15 +526,16 @@ class Search:
                 high = middle - 1
         return low
 
-    def _pass(self, low: int, high: int, best: int) -> Table | None:
-        """Run a pass over an interval and offer the pass's cheapest template."""
-        self.budget.check()
-        self.explored += 1
-        goal = self.objective.goal(int(self.times[low]), int(self.times[high]), best)
-        table = self.passes.run(goal)
-        if table is not None and table.best is not None:
-            self._offer(table.template_to(table.best))
-        return table
+    def _passes(self, low: int, high: int, best: int) -> Iterator[Table | None]:
+        """Run the passes over an interval, and offer the cheapest template of each."""
+        limit = self.passes.most_cells
+        for goal in self.objective.goals(int(self.times[low]), int(self.times[high]), best):
+            self.budget.check()
+            self.explored += 1
+            table = self.passes.run(goal, None if limit is None else limit // 2)
+            if table is not None and table.best is not None:
+                self._offer(table.template_to(table.best))
+            yield table
 
     def _offer(self, template: Template) -> None:
         self.offered.append(template)

@@ -22,6 +22,7 @@ from app.analysis.planning.search.best_first import (
     SearchResult,
     most_stages,
     objective_of,
+    smaller_share,
 )
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.local_search import near_optimal
@@ -39,8 +40,11 @@ from app.errors import Fault, InfeasiblePlanError
 
 # Relative precision of the bisection for the minimum sufficient memory.
 _PRECISION: Final = 0.01
-# Maximum number of cells of a pass that is repeated for every tried memory or bound.
+# Maximum number of cells of a pass that is repeated for every tried memory.
 _MOST_CELLS: Final = 10_000_000
+# Maximum number of cells of all passes of a bound of the executed time, which take some seconds; a
+# pass has at most half of it.
+_CELLS_OF_BOUND: Final = 80_000_000
 SIMULATED: Final = "simulated"
 
 
@@ -184,15 +188,15 @@ def bounds_of_execution(
         Every template has a stage that takes at least this time, without transfers.
     """
     problem, microbatches = passes.problem, passes.problem.spec.microbatches
-    fewest = 1 if problem.spec.allow_idle or problem.spec.replicate else problem.spec.nodes
-    kinds = [True] if fewest < microbatches else []
-    if most_stages(problem) >= microbatches:
-        kinds.append(False)
+    kinds = (True, False) if most_stages(problem) >= microbatches else (True,)
+    idle = problem.spec.allow_idle or problem.spec.replicate
+    lacking, share = idle or problem.spec.nodes < microbatches, smaller_share(problem)
     incumbent = Incumbent(best, evaluate(problem, best).simulated, smallest_ps)
     results = []
-    for fewer in kinds:
-        relaxed = SearchPasses(problem, passes.space, AT_LEAST, _MOST_CELLS)
-        search = Search(relaxed, ExecutedBound(microbatches, fewer), budget, incumbent)
+    for few in kinds:
+        relaxed = SearchPasses(problem, passes.space, AT_LEAST, _CELLS_OF_BOUND)
+        objective = ExecutedBound(microbatches, few, lacking, share, smallest_ps)
+        search = Search(relaxed, objective, budget, incumbent)
         result = search.run()
         if result is None:
             raise AssertionError("there is a template")

@@ -26,7 +26,8 @@ class RecordBudget:
     `share` limits the steps of these sessions to a share of the job's steps so far. The latest
     session is not counted, so that a young job may record its first. `every_s` is the minimum time
     in seconds between the starts of two such sessions. Periodic sessions, sessions of
-    `Monitor.record` and those that a person requests do not count.
+    `Monitor.record` and those that a person requests do not count, nor does one session of every
+    rank for a cause that others cannot show.
     """
 
     share: float = _SHARE
@@ -39,6 +40,16 @@ class RecordBudget:
             raise ValueError(message)
 
 
+class RecordRequest(NamedTuple):
+    """A request of the server to record a session."""
+
+    steps: int
+    reason: str
+    by_person: bool  # otherwise by an automatic detection
+    # Whether every rank records, with tensor-, context- and expert-parallel collectives
+    every_rank: bool = False
+
+
 class BudgetUse:
     """The sessions that a job has recorded of its `RecordBudget`."""
 
@@ -46,28 +57,26 @@ class BudgetUse:
         self._budget = budget
         self._steps = 0
         self._last_s: float | None = None
+        self._every_rank = False  # whether every rank has recorded a session
 
-    def has_room(self, job_steps: int, now_s: float) -> bool:
-        """Return whether another session may be recorded, by the rule that the server applies too.
+    def has_room(self, request: RecordRequest, job_steps: int, now_s: float) -> bool:
+        """Return whether a session may be recorded, by the rule that the server applies too.
 
         `job_steps` is the number of the job's steps so far; `now_s` is monotonic.
         """
         budget = self._budget
+        if request.by_person or (request.every_rank and not self._every_rank):
+            return True
         too_early = self._last_s is not None and now_s - self._last_s < budget.every_s
         return not too_early and budget.share > 0 and self._steps <= budget.share * job_steps
 
-    def count(self, steps: int, now_s: float) -> None:
-        """Add a recorded session to the used budget."""
-        self._steps += steps
-        self._last_s = now_s
-
-
-class RecordRequest(NamedTuple):
-    """A request of the server to record a session."""
-
-    steps: int
-    reason: str
-    by_person: bool  # otherwise by an automatic detection
+    def count(self, request: RecordRequest, now_s: float) -> None:
+        """Add a recorded session to the used budget, if it counts."""
+        if request.every_rank:
+            self._every_rank = True
+        elif not request.by_person:
+            self._steps += request.steps
+            self._last_s = now_s
 
 
 class PulseAnswer(NamedTuple):
@@ -87,6 +96,7 @@ class PulseAnswer(NamedTuple):
                 record.integer("steps", 1, _MOST_STEPS),
                 record.text("reason", _LONGEST_REASON) if record.has("reason") else "",
                 record.has("by") and record.text("by", len(_PERSON) + 1) == _PERSON,
+                record.has("every_rank") and record.flag("every_rank"),
             )
         # Older servers request no diagnostics.
         files = answer.has("files") and answer.flag("files")

@@ -31,7 +31,7 @@ from paceline_client.torch.layout import (
 )
 from paceline_client.torch.monitor import Monitor
 from paceline_client.torch.pulse import RankPulse, RecordWhen
-from paceline_client.torch.sessions import Sampling, Sender, seconds
+from paceline_client.torch.sessions import Sampling, Sender, producers, seconds
 from paceline_client.torch.tap import SHARED, Tap
 from paceline_client.torch.timelines import DeviceTimeline, HostTimeline
 from paceline_client.version import VERSION
@@ -182,7 +182,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         undo, left_out = _install_hooks(training, session_level, pulse=pulse)
         meta = _metadata(training, run, session_level, left_out, labels, links)
         if tensor_ranks == "all":
-            meta["producers"] = [f"rank-{other}" for other in range(world)]
+            meta["producers"] = producers(world)
         folder = Spool(Path(spool) if spool else None)
         relay = relay or default_relay(world)
         sender = Sender(

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from paceline_client.delivery import finish_job
 from paceline_client.exchange import DeliveryError
+from paceline_client.pulse.requests import RecordRequest
 from paceline_client.pulse.rows import Counts
 from paceline_client.recorder import Outcome
 from paceline_client.sending import Relay
@@ -59,6 +60,8 @@ class Monitor:
         self._sessions: list[Session] = []
         self._stop: list[Undo] | None = None
         self._pulse: RankPulse | None = None
+        # Types of operations that are hidden from sessions, but from those of every rank
+        self._hidden: tuple[str, ...] = ()
 
     def begin(  # noqa: PLR0913, PLR0917 - the parts of an attachment
         self,
@@ -290,7 +293,7 @@ class Monitor:
     def _prepare(self, step: int) -> None:
         """Switch the hooks on before a window of steps, and begin its session."""
         window, sampling = self._window, self._sampling
-        if window is None or sampling is None or not self._records:
+        if window is None or sampling is None or not (self._records or window.every_rank):
             return
         if step > window.start and self._session is None:
             _log.warning("the session from step %d was announced too late", window.start)
@@ -304,6 +307,8 @@ class Monitor:
             session = Session(window, self._sender, self._tap.timeline)
             self._sessions = [*self._sessions[-3:], session]
             self._session = session
+            if window.every_rank:
+                self._tap.hidden, self._hidden = (), self._tap.hidden
             self._tap.sink = session.sink
 
     def _end(self, before: int | None = None) -> None:
@@ -312,6 +317,8 @@ class Monitor:
             # If the windows differ, this rank is behind, and has already received the next window.
             self._window = None
         self._tap.sink = None
+        if session is not None and session.window.every_rank:
+            self._tap.hidden = self._hidden
         self._switch_off()
         if session is not None and (before is None or before > session.window.start):
             for note in self._job.notes if self._job is not None else ():
@@ -343,12 +350,12 @@ class Monitor:
         for undo in stop or ():
             undo()
 
-    def _record_on_request(self, steps: int) -> bool:
+    def _record_on_request(self, request: RecordRequest) -> bool:
         """Accept the server's request of a session, on the pulse's thread; False if refused."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False
-        sampling.request(steps)
+        sampling.request(request.steps, every_rank=request.every_rank)
         return True
 
     def _receive_window(self, text: str) -> None:

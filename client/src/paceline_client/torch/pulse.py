@@ -255,7 +255,7 @@ class RankPulse:
         elif record != "ask":
             message = f'record must be "auto", "ask" or a RecordBudget, not {record!r}'
             raise ValueError(message)
-        self._record: Callable[[int], bool] = lambda _: False
+        self._record: Callable[[RecordRequest], bool] = lambda _: False
 
     @property
     def wanted(self) -> bool:
@@ -267,8 +267,8 @@ class RankPulse:
         """The numbers of rows, see `Counts`."""
         return self._pulse.counts
 
-    def start(self, record: Callable[[int], bool]) -> None:
-        """Start the pulse; its thread calls `record` with the steps of a requested session."""
+    def start(self, record: Callable[[RecordRequest], bool]) -> None:
+        """Start the pulse; its thread calls `record` with each request for a session."""
         self._record = record
         self._tap.pulse = self._rows
         self._pulse.start()
@@ -334,10 +334,8 @@ class RankPulse:
         if budget is None:
             _log.info("the server asks for a session (%s); this job does not record for it", reason)
             return
-        # Sessions that users request do not count in the budget.
-        if not request.by_person and not budget.has_room(self._tap.step, now_s):
+        if not budget.has_room(request, self._tap.step, now_s):
             _log.info("the server asks for a session (%s) beyond the budget of this job", reason)
-        elif self._record(request.steps):
-            if not request.by_person:
-                budget.count(request.steps, now_s)
+        elif self._record(request):
+            budget.count(request, now_s)
             _log.info("recording %d steps: %s", request.steps, reason)

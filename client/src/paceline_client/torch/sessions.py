@@ -56,6 +56,8 @@ class Window:
 
     start: int
     steps: int
+    # Whether every rank records, with tensor-, context- and expert-parallel collectives
+    every_rank: bool = False
 
     @property
     def end(self) -> int:
@@ -69,13 +71,13 @@ class Window:
 
     def text(self) -> str:
         """Return the window as text for other ranks."""
-        return json.dumps([self.start, self.steps])
+        return json.dumps([self.start, self.steps, self.every_rank])
 
     @staticmethod
     def read(text: str | bytes) -> Window:
         """Return the window that `text` describes."""
-        start, steps = json.loads(text)
-        return Window(int(start), int(steps))
+        start, steps, every_rank = json.loads(text)
+        return Window(int(start), int(steps), bool(every_rank))
 
 
 def seconds(time: str | float | None, argument: str = "every") -> float | None:
@@ -123,20 +125,21 @@ class Sampling:
         self._longest_s = math.inf if longest_s is None else longest_s
         self._lead_s = max(_LEAD_S, message_delay_s)
         self._due_s: float | None = None
-        self._requested_steps: int | None = None
+        self._requested: tuple[int, bool] | None = None
         self._step_starts_s: list[float] = []
 
-    def request(self, steps: int) -> None:
+    def request(self, steps: int, *, every_rank: bool = False) -> None:
         """Request a window of `steps` steps that begins as soon as possible."""
-        self._requested_steps = steps
+        self._requested = steps, every_rank
 
     def decide(self, step: int, now_s: float) -> Window | None:
         """Return the next window if it is due at the start of `step`; `now_s` is monotonic."""
         self._step_starts_s = [*self._step_starts_s, now_s][-_FIRST_STEPS - 1 :]
         if len(self._step_starts_s) <= _FIRST_STEPS:
             return None
-        steps, self._requested_steps = self._requested_steps, None
-        if steps is None:
+        requested, self._requested = self._requested, None
+        steps, every_rank = requested or (0, False)
+        if requested is None:
             if self.every_s is None or (self._due_s is not None and now_s < self._due_s):
                 return None
             self._due_s = now_s + self.every_s
@@ -147,7 +150,7 @@ class Sampling:
             if steps * step_time_s > self._longest_s:
                 steps = min(steps, max(_LEAST_STEPS, int(self._longest_s / step_time_s)))
         lead = max(_LEAD_STEPS, math.ceil(self._lead_s / step_time_s))
-        return Window(step + lead + self.warmup, steps)
+        return Window(step + lead + self.warmup, steps, every_rank)
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,11 @@ class Sender:
             )
 
 
+def producers(world: int) -> list[str]:
+    """Return the names of the senders of a session that every rank records."""
+    return [f"rank-{rank}" for rank in range(world)]
+
+
 def _print(line: str) -> None:
     # Printed instead of logged, because the logging configuration may hide it: the job's output
     # should show where the job is recorded.
@@ -231,11 +239,14 @@ class Session:
     finished: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        sender = self.sender
+        sender, meta = self.sender, self.sender.meta
+        if self.window.every_rank:
+            by = {**meta.get("recorded_by", {}), "level": Level.ALL.name.lower()}
+            meta = {**meta, "producers": producers(sender.layout.world), "recorded_by": by}
         self.recorder = Recorder(
             sender.server,
             sender.job,
-            sender.meta,
+            meta,
             share=Share(self.window.session, f"rank-{sender.rank}", sender.run),
             spool=sender.spool,
             hand_over=sender.hand_over,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.locations import Where
+from app.analysis.quantities import IntArray
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Recommendation
 from app.analysis.synthesis.injections.computations import SequenceLengths
@@ -15,6 +17,8 @@ from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import Sizes, Trace
 from paceline_client.balance import Cost, balance
+from tests.referee.fixes.own import made_s
+from tests.referee.fixes.promise import Advised
 
 JOB = JobModel(Sizes(dp=4, pp=2), microbatches=6, steps=8, profiler=Profiler(sequence_lengths=True))
 
@@ -65,6 +69,59 @@ def test_the_call_divides_a_batch(session: SyntheticSession) -> None:
     names = {"batch": batch, "balance": balance, "Cost": Cost}
     even = eval(plan.call, names)  # noqa: S307 - our own text, as a loader would have it
     assert [len(rank) for rank in even] == [len(rank) for rank in batch]
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyFull(SequenceLengths):
+    """Microbatches with few long sequences hold fewer tokens than others."""
+
+    def draw(self, microbatches: int, rng: np.random.Generator) -> IntArray:
+        """Return the sequences of microbatches with room for different numbers of tokens."""
+        full = SequenceLengths.draw(self, microbatches, rng)
+        room = rng.integers(self.max_length * 4 // 5, self.max_length, (microbatches, 1))
+        before = full.cumsum(axis=1) - full
+        cut: IntArray = np.clip(room - before, 0, full)
+        return cut
+
+
+def with_memory(trace: Trace, tokens: object) -> Recommendation:
+    """Return the fix of a session whose metadata name the tokens that memory holds."""
+    extra: dict[str, Any] = {**trace.meta.extra, "max_tokens": tokens}
+    return fix_of(replace(trace, meta=replace(trace.meta, extra=extra)))
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_more_tokens_save_more_where_memory_holds_them(seed: int) -> None:
+    job = replace(JOB, microbatches=2)
+    session = synthesize(job, (PartlyFull(),), seed=seed)
+    usual = fix_of(session.trace)
+    assert usual.balancing is not None
+    most = usual.balancing.max_tokens
+    roomy = with_memory(session.trace, most * 2)
+    assert roomy.balancing is not None
+    assert roomy.balancing.max_tokens == most * 2
+    assert roomy.predicted_gain > usual.predicted_gain + 0.005
+    assert f"which memory holds, {most:,} today" in roomy.detail
+    truth = session.truth
+    for fix in (usual, roomy):
+        item = Advised(fix, Where(), analyze(session.trace).report)
+        realised = 1 - made_s(session, item) / sum(truth.step_times_s)
+        assert fix.predicted_gain == pytest.approx(realised, abs=0.01)
+
+
+@pytest.mark.parametrize("tokens", [100, "many", True, 10**12])
+def test_a_limit_that_is_no_limit_changes_nothing(tokens: object) -> None:
+    trace = synthesize(JOB, (PartlyFull(),), seed=5).trace
+    assert with_memory(trace, tokens).predicted_gain == fix_of(trace).predicted_gain
+
+
+def test_the_cost_of_more_tokens_is_unknown_where_all_microbatches_are_full(
+    session: SyntheticSession,
+) -> None:
+    usual = fix_of(session.trace)
+    assert usual.balancing is not None
+    roomy = with_memory(session.trace, usual.balancing.max_tokens * 2)
+    assert roomy.balancing == usual.balancing
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,37 @@ def test_a_person_s_request_is_outside_of_the_budget(receiver: Receiver, tmp_pat
     monitor.close(60)
 
 
+def test_every_rank_records_its_tensor_collectives_when_the_server_asks_for_it(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answers = [Answer(status=201, document={"attempt": 1})]
+    record = {"steps": 2, "reason": "which rank", "by": "notice", "every_rank": True}
+    receiver.pulse = Answer(document={"record": record, "pulse_s": 0.1})
+    nothing = paceline.RecordBudget(share=0.0)
+    # The second rank of a tensor-parallel pair, which records no other sessions.
+    layout = Layout(tp=2, tp_rank=1)
+    monitor, model = attach(receiver, tmp_path, record=nothing, layout=layout)
+
+    def recorded() -> bool:
+        with monitor.span("tp-all-reduce"):
+            pass
+        train(monitor, model, 1)
+        return len(monitor.outcomes) == 1 and not monitor.recording
+
+    wait_for(recorded, "a session was recorded")
+    monitor.wait(30)
+    bodies = [r.body for r in receiver.requests if "/chunks/" in r.path]
+    header, *rows = [json.loads(line) for line in gzip.decompress(bodies[0]).splitlines()]
+    assert header["meta"]["producers"] == ["rank-0", "rank-1"]
+    assert header["meta"]["recorded_by"]["level"] == "all"
+    assert "tp-all-reduce" in {row["op"] for row in rows}
+    # Afterwards the rank is as before, and a second such request is beyond the budget.
+    for _ in range(5):
+        recorded()
+    assert len(monitor.outcomes) == 1
+    monitor.close(60)
+
+
 def test_a_job_that_wants_to_be_asked_records_nothing(receiver: Receiver, tmp_path: Path) -> None:
     receiver.pulse = Answer(document={"record": {"steps": 3, "reason": "slow"}, "pulse_s": 0.1})
     monitor, model = attach(receiver, tmp_path, record="ask")

@@ -66,12 +66,15 @@ def test_on_request_only_a_window_comes_when_asked_for() -> None:
     sampling.request(7)
     assert sampling.decide(100, 100.0) == Window(103, 7)
     assert sampling.decide(101, 101.0) is None
+    sampling.request(7, every_rank=True)
+    assert sampling.decide(102, 102.0) == Window(105, 7, every_rank=True)
 
 
 def test_a_window_is_numbered_by_its_first_step_and_survives_its_text_form() -> None:
     window = Window(14, 50)
     assert (window.session, window.end) == (15, 64)
-    assert Window.read(window.text()) == window
+    for sent in (window, Window(14, 50, every_rank=True)):
+        assert Window.read(sent.text()) == sent
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(0, 0), (5, -1)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -11,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.planning.plan import FoundPlan, plan
-from app.analysis.planning.problem import PlanningProblem
+from app.analysis.planning.problem import PlanningProblem, compile_problem
+from app.analysis.planning.search.best_first import ExecutedBound, smaller_share
 from app.analysis.planning.spec import Spec
 from app.analysis.planning.template import (
     Stage,
     Template,
+    compute_times,
     divides_nodes_alike,
     evaluate,
     fits,
@@ -23,6 +27,7 @@ from app.analysis.planning.template import (
 )
 from app.errors import InfeasiblePlanError
 from app.plans.specs.spec import parse_spec
+from benchmarks.planner import large_cluster
 from tests.oracles.plan_checker import faults_of_template
 from tests.oracles.plans import every_template, random_spec, tight_spec
 from tests.oracles.plans import fits as fits_by_oracle
@@ -156,6 +161,35 @@ def test_the_bound_is_below_every_template_and_the_plan_close_to_the_best(
     assert found.lower_bound_ps is not None
     assert found.lower_bound_ps <= best <= executed(found) <= 1.02 * best
     assert faults_of_template(problem, found.template) == []
+
+
+@pytest.mark.parametrize("microbatches", [2, 3, 5, 16])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_template_executes_faster_than_its_bound(seed: int, microbatches: int) -> None:
+    """Templates with few and with many stages behind the slowest one, also with transfers."""
+    problem = compile_problem(replace(random_spec(seed), microbatches=microbatches))
+    share = smaller_share(problem)
+    for pieces in itertools.islice(every_template(problem.spec), 200):
+        template = tuple(
+            Stage(p.first, p.end, problem.option_index(p.kind, p.gpus), (p.node,)) for p in pieces
+        )
+        computing = compute_times(problem, template)
+        slowest = max(computing)
+        behind = computing[::-1].index(slowest)
+        time = evaluate(problem, template).simulated
+        for lacking in (False, True):
+            few = behind <= microbatches - 2
+            bound = ExecutedBound(microbatches, few, lacking, share, 0)
+            assert bound.value(problem, template) <= time
+            assert bound.bound(sum(stage_times(problem, template)), slowest) <= time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpus", "most"), [(128, 0.02), (256, 0.07)])
+def test_the_bound_of_a_large_mixed_cluster_is_near_its_plan(gpus: int, most: float) -> None:
+    found = plan(large_cluster(gpus), compare=False)
+    assert found.gap is not None
+    assert found.gap < most
 
 
 @pytest.mark.parametrize("seed", range(30))
