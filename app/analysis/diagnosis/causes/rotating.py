@@ -155,11 +155,13 @@ def _pauses(signs: Signs) -> dict[int, FloatArray]:
         for node, late_ns in zip(stalled.nodes.tolist(), stalled.late_ns, strict=True):
             if node in delays:
                 delays[node] = np.where(late_ns > 0, 0.0, delays[node])
-    pauses = {}
+    pauses, least_ns = {}, THRESHOLDS.pause * signs.step_ns
     for node, delay in delays.items():
+        if delay.max() < least_ns:
+            continue
         beyond = delay - np.median(delay)
         beyond = beyond - np.maximum(lower_median(beyond, axis=1), 0.0)[:, None]
-        late_ns = np.where(beyond >= THRESHOLDS.pause * signs.step_ns, beyond, 0.0)
+        late_ns = np.where(beyond >= least_ns, beyond, 0.0)
         if late_ns.any():
             pauses[node] = late_ns
     return pauses
