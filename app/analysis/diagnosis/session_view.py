@@ -63,7 +63,7 @@ class Thresholds:
     heavy: float = 1.03  # ratio of the heaviest stage to the mean of all
     # A stage is slow from this ratio to the median of the other stages, forward and backward.
     slow: float = 1.04
-    slow_one_way: float = 1.1  # …or from this ratio on in one direction only
+    slow_one_way: float = 0.1  # …or from this excess on in one direction only
     to_slowest: float = 0.25  # excess of other slow stages, as a share of the slowest one's
     alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
     in_doubt: float = 0.85  # highest confidence where both causes are possible
@@ -194,7 +194,7 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
         return StageOrWorker(heavy if layers else _doubted(observation, heavy, _HEAD), None)
     if stage not in inner:
         return _first_or_last(observation, heavy, stage, ratio)
-    slow_stages = (slowness >= THRESHOLDS.slow) | (most >= THRESHOLDS.slow_one_way)
+    slow_stages = (slowness >= THRESHOLDS.slow) | (most >= 1 + THRESHOLDS.slow_one_way)
     excess = _level(ratio) - 1
     inner_slow = inner[
         slow_stages[inner] & (excess[inner] >= THRESHOLDS.to_slowest * excess[stage])
@@ -353,7 +353,8 @@ def _level(ratio: Mapping[str, FloatArray]) -> FloatArray:
     For a stage that is slow in one direction only, return the mean over both directions.
     """
     both = np.array(list(ratio.values()))
-    one_way = (both.min(axis=0) < THRESHOLDS.slow) & (both.max(axis=0) >= THRESHOLDS.slow_one_way)
+    fast_in_one = both.min(axis=0) < THRESHOLDS.slow
+    one_way = fast_in_one & (both.max(axis=0) >= 1 + THRESHOLDS.slow_one_way)
     return np.asarray(np.where(one_way, both.mean(axis=0), both.min(axis=0)))
 
 
