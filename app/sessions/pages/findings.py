@@ -189,7 +189,7 @@ def workers_of(cause: NamedCause, report: Report) -> frozenset[Worker]:
     return frozenset((dp, pp) for dp in ranks for pp in stages or range(sizes.pp))
 
 
-def _beside(workers: Collection[Worker], report: Report) -> str:
+def _unless_named(workers: Collection[Worker], report: Report) -> str:
     """Return what a finding about workers adds, if the causes do not name them; else nothing."""
     named = frozenset[Worker]().union(*(workers_of(cause, report) for cause in report.causes))
     return "" if named.issuperset(workers) else f"; {_first_cause(report)}"
@@ -231,22 +231,22 @@ def map_finding(report: Report) -> str:
 
 
 def _whatever(outstanding: Ranked, report: Report) -> str:
-    beside = _beside([item[1:] for item in outstanding], report)
-    return f", whatever the reason{beside}" if beside else ""
+    addition = _unless_named([item[1:] for item in outstanding], report)
+    return f", whatever the reason{addition}" if addition else ""
 
 
 def _named(outstanding: Ranked, rest: Ranked, report: Report) -> str:
     names = listing([worker(dp, pp) for _, dp, pp in outstanding])
-    beside = _whatever(outstanding, report)
-    if len(outstanding) == 1 and not beside and _explains(outstanding[0][0], report):
+    addition = _whatever(outstanding, report)
+    if len(outstanding) == 1 and not addition and _explains(outstanding[0][0], report):
         head = f"Worker {names} alone explains the slowdown"
     elif len(outstanding) == 1:
         head = f"Worker {names} alone costs {rough_percent(cost(outstanding[0][0]))} of every step"
     else:
         costs = listing([rough_percent(cost(item[0])) for item in outstanding])
         head = f"Workers {names} alone cost {costs} of every step"
-    head += beside
-    if not rest or beside:
+    head += addition
+    if not rest or addition:
         return head
     bound = max(1, math.ceil(100 * max(0.0, cost(rest[0][0])) + 1e-9))
     return f"{head}; no other costs {bound}{NBSP}%"
@@ -265,18 +265,18 @@ def workers_finding(report: Report) -> str:
     if not slow:
         bound = percent(SLOW_RATIO - 1, 0)
         return f"No worker computes {bound} slower than its stage's peers"
-    beside = _beside([item[:2] for item in slow], report)
+    addition = _unless_named([item[:2] for item in slow], report)
     if len(slow) == 1:
         dp, pp, forward, backward = slow[0]
         how = f"forward {times(forward)}, backward {times(backward)}"
-        if beside:
-            return f"Worker {worker(dp, pp)} computes slower than its peers, {how}{beside}"
+        if addition:
+            return f"Worker {worker(dp, pp)} computes slower than its peers, {how}{addition}"
         return f"Only {worker(dp, pp)} is slow: {how}"
     if len(slow) <= NAMED_WORKERS:
         names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
-        return f"Workers {names} compute slower than their peers{beside}"
+        return f"Workers {names} compute slower than their peers{addition}"
     total = report.sizes.dp * report.sizes.pp
-    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers{beside}"
+    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers{addition}"
 
 
 def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
@@ -446,8 +446,8 @@ def correlation_finding(report: Report) -> str:
     named = [cause.cause for cause in report.causes if cause.cause != UNKNOWN]
     lengths = cause_of(Plan.BALANCE_MICROBATCHES) in named
     if r >= CORRELATION_BOUND:
-        beside = f"; {_first_cause(report)}" if named and not lengths else ""
-        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90{beside}"
+        addition = f"; {_first_cause(report)}" if named and not lengths else ""
+        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90{addition}"
     if lengths:
         return (
             f"Forward and backward rise together less than usual with lengths: r = {ratio(r)}, "
