@@ -158,6 +158,20 @@ def test_clocks_that_are_apart_change_nothing(steps: int) -> None:
     assert exact.clocks_apart_s == 0.0
 
 
+def test_clocks_of_hosts_are_compared_although_ranks_of_one_host_meet_most_often() -> None:
+    job = JobModel(
+        sizes=Sizes(dp=3, pp=1, tp=4), microbatches=8, steps=3, profiler=Profiler(tensor_ranks=True)
+    )
+    trace = synthesize(job, (SlowWorker((1, 0), 1.6),), seed=1).trace
+    trace = _on_hosts_of_their_own(trace)
+    ahead = np.array([0, 150, -200])[trace.dp] * MS
+    found = _arrivals(replace(trace, start_ns=trace.start_ns + ahead))
+    exact = _arrivals(trace)
+    assert found.clocks_apart_s == pytest.approx(0.35, rel=0.02)
+    assert found.worst.rank == exact.worst.rank
+    assert found.worst.rank_seconds == pytest.approx(exact.worst.rank_seconds, rel=0.02)
+
+
 def test_clocks_that_drift_are_compared_in_each_step() -> None:
     job = JobModel(sizes=Sizes(dp=3, pp=1), microbatches=4, steps=20)
     trace = _on_hosts_of_their_own(synthesize(job, (SlowWorker((1, 0), 1.6),), seed=1).trace)
