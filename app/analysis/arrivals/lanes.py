@@ -149,8 +149,9 @@ class Lanes:
     met_lane: IntArray  # (rows of `meetings`,): lane of each
     arrival_ns: IntArray  # (rows of `meetings`,): start of each
     weighed: BoolArray  # (steps,): steps of which all operations are sampled
-    # op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by lane
-    # and start
+    # row, op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by
+    # lane and start
+    row: IntArray  # row of the trace
     op: NDArray[np.int16]
     lane: IntArray
     start: IntArray  # position on the axis of lanes
@@ -243,6 +244,7 @@ def lanes_of(
         met_lane=met_lane,
         arrival_ns=arrival_ns,
         weighed=weighed[looked],
+        row=row[by_time],
         op=trace.op[row[by_time]],
         lane=of_row[by_time],
         start=looked_at.start[by_time],
@@ -296,10 +298,10 @@ def _ahead(
     """Return each rank's clock offset in each step, (steps, ranks), ns, and the largest difference.
 
     The offset is the median difference between the rank's ends of collectives and its peers' ends,
-    so a rank whose ends are all late looks like a clock that is ahead. Kinds of groups are aligned in
-    turn, and ranks that are aligned move together: most collectives may be those of tensor-parallel
-    ranks on one host. Offsets are 0 if the clocks agree as closely as ends do, and if all ranks run
-    on one host.
+    so a rank whose ends are all late looks like a clock that is ahead. Kinds of groups are aligned
+    in turn, and ranks that are aligned move together: most collectives may be those of
+    tensor-parallel ranks on one host. Offsets are 0 if the clocks agree as closely as ends do, and
+    if all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)
