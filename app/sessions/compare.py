@@ -39,7 +39,7 @@ from app.sessions.read import SESSIONS, SessionRow, no_session
 
 @dataclass(frozen=True, slots=True)
 class ArrivalChange:
-    """Change of the time that other ranks wait for a rank at collectives."""
+    """Change of the time that other ranks wait at collectives because of a rank."""
 
     rank: int
     """Global rank."""
@@ -48,9 +48,11 @@ class ArrivalChange:
     last_share_after: float | None
     """Share of its collectives at which it came last, in the session after."""
     waited_for_before_s: float | None
-    """Time that each other rank waited for it, seconds per step, in the session before."""
+    """Time that each other rank of a group waited for it, seconds per step, in the session before:
+    the mean of the group that waited longest.
+    """
     waited_for_after_s: float | None
-    """Time that each other rank waited for it, seconds per step, in the session after."""
+    """The same in the session after."""
 
     @property
     def change_s(self) -> float:

@@ -185,3 +185,16 @@ def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
 
 def test_no_adaptation_is_made(published: Published) -> None:
     assert published.report.fidelity.adaptations == ()
+
+
+def test_waits_are_credited_to_the_slow_worker_and_not_to_its_pipeline(
+    published: Published,
+) -> None:
+    arrivals = published.report.arrivals
+    assert arrivals is not None
+    waiting_s = sum(item.waits_s for item in arrivals.ranks)
+    assert sum(item.rank_seconds for item in arrivals.ranks) == pytest.approx(waiting_s, rel=1e-4)
+    assert arrivals.straggles == (published.name == "AR")
+    if published.name == "AR":
+        assert arrivals.worst.rank == 0
+        assert arrivals.worst.rank_seconds >= 0.9 * waiting_s

@@ -24,19 +24,17 @@ from app.analysis.arrivals.document import (
 )
 from app.analysis.arrivals.lanes import Cover, Lanes, cover, lanes_of
 from app.analysis.arrivals.lateness import (
+    COMMUNICATIONS,
     COMPUTATIONS,
     Lateness,
     lateness_of,
     of_types,
     own_computing,
 )
+from app.analysis.arrivals.origins import Credits, credits_of
 from app.analysis.quantities import NS, FloatArray, IntArray
 from app.analysis.replay.confidence import student_half
-from app.analysis.replay.robust_statistics import median
-from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
-
-# Known op types that are not communication.
-_LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
+from app.analysis.trace.model import DATA_LOADING, Sizes, Trace
 
 
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
@@ -51,9 +49,7 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
         The computing time of ranks; see `own_computing`.
     """
     trace, span_ns = lanes.trace, lanes.span_ns
-    exchanges = set(KNOWN_OP_TYPES) - set(_LOCAL)
-    communicating = np.array([name in exchanges for name in trace.op_names])
-    busy = communicating | of_types(trace, COMPUTATIONS)
+    busy = of_types(trace, (*COMMUNICATIONS, *COMPUTATIONS))
     occupied_ns = cover(lanes.of(busy), lanes.count, span_ns, in_order=True).by_lane()
     loads = of_types(trace, (DATA_LOADING,))
     with_data_ns = occupied_ns
@@ -104,20 +100,6 @@ _DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Thresholds by which a rank counts as the cause of another rank's lateness."""
-
-    # Other ranks wait for this rank for at least this share of the longest wait…
-    upstream: float = 0.25
-    # …and its excess of computing over its peers is larger than that of the late rank by at least
-    # this share of a step.
-    computes_longer: float = 0.02
-
-
-THRESHOLDS: Final = Thresholds()
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredArrivals:
     """Late arrivals and step-time breakdown of a trace, and the lanes they were computed from."""
 
@@ -148,7 +130,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> MeasuredA
     arrivals = Arrivals(
         steps=tuple(lanes.steps.tolist()),
         step_s=breakdown.step_s,
-        ranks=_by_rank(lanes, lateness, absent, present, breakdown),
+        ranks=_by_rank(lanes, lateness, credits_of(lanes, lateness, computing), absent),
         groups=tuple(_group(lanes, columns, absent, int(group)) for group in present),
         clocks_apart_s=lanes.clocks_apart_ns * NS,
         partings=lanes.meetings.partings,
@@ -311,14 +293,12 @@ def _group(lanes: Lanes, columns: _Columns, absent: IntArray, index: int) -> Mee
 
 
 def _by_rank(
-    lanes: Lanes,
-    lateness: Lateness,
-    absent: IntArray,
-    present: IntArray,
-    breakdown: Breakdown,
+    lanes: Lanes, lateness: Lateness, credit: Credits, absent: IntArray
 ) -> tuple[RankArrivals, ...]:
     meetings, steps = lanes.meetings, len(lanes.steps)
+    present = np.unique(meetings.group)
     missing = {int(absent[group]) for group in present.tolist()} - {-1}
+    sharing = missing.union(*(meetings.groups[group].ranks for group in present.tolist()))
     ranks = np.union1d(lanes.ranks, sorted(missing)).astype(np.int64)
     width = len(ranks)
     row = np.searchsorted(ranks, lanes.trace.rank[meetings.row])
@@ -329,20 +309,28 @@ def _by_rank(
     of_absent = absent[meetings.group]
     there = of_absent >= 0
     met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
-    waited = lateness.waited_ns.astype(np.float64) * NS / steps
-    waits_s = np.bincount(row, weights=waited, minlength=width)
-    rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
-    # Shape (ranks,): number of other ranks with which each rank shares a collective.
-    others = np.zeros(width, dtype=np.int64)
-    for index in present.tolist():
-        members = list(meetings.groups[index].ranks)
-        if absent[index] >= 0:
-            members.append(int(absent[index]))
-        others[np.searchsorted(ranks, members)] += len(members) - 1
-    step = lanes.met_lane // len(lanes.ranks)
-    of_step = _by_step(last[meetings.meeting], step, waited, (width + 1, steps))[:width]
-    of_step /= np.maximum(others, 1)[:, None]
-    error_s = _by_chance(steps * (of_step - _by_step(row, step, waited, (width, steps))))
+    waited_s = lateness.waited_ns.astype(np.float64) * NS / steps
+    waits_s = np.bincount(row, weights=waited_s, minlength=width)
+    origin = np.searchsorted(ranks, credit.rank)
+    caused_s = credit.waited_ns * NS / steps
+    rank_seconds = np.bincount(origin, weights=caused_s, minlength=width)
+    # Number of ranks of each group that wait for its last rank, and the mean wait of each of them
+    # for each rank, shape (ranks, groups)
+    waiting = np.array([len(group.ranks) - 1 for group in meetings.groups]) + (absent >= 0)
+    group = meetings.group[credit.meeting]
+    each_s = _sums(origin, group, caused_s, (width, len(waiting))) / waiting
+    longest = each_s.argmax(axis=1)
+    waited_for_s = each_s.max(axis=1)
+    in_longest = group == longest[origin]
+    step = np.searchsorted(lanes.steps, meetings.step)
+    of_step = _sums(
+        origin[in_longest],
+        step[credit.meeting[in_longest]],
+        caused_s[in_longest],
+        (width, steps),
+    )
+    own = _sums(row, step[meetings.meeting], waited_s, (width, steps))
+    error_s = _by_chance(steps * (of_step / waiting[longest][:, None] - own))
     arrivals = [
         RankArrivals(
             rank,
@@ -350,31 +338,30 @@ def _by_rank(
             times,
             together,
             each,
-            own,
+            own_s,
             missing=rank in missing,
             beyond_error_s=error,
         )
-        for rank, collectives, times, together, each, own, error in zip(
+        for rank, collectives, times, together, each, own_s, error in zip(
             ranks.tolist(),
             (met / steps).round(4).tolist(),
             (np.bincount(last, minlength=width)[:width] / steps).round(4).tolist(),
             rank_seconds.round(_DIGITS).tolist(),
-            (rank_seconds / np.maximum(others, 1)).round(_DIGITS).tolist(),
+            waited_for_s.round(_DIGITS).tolist(),
             waits_s.round(_DIGITS).tolist(),
             error_s.round(_DIGITS).tolist(),
             strict=True,
         )
-        if others[np.searchsorted(ranks, rank)]
+        if together or rank in sharing
     ]
-    arrivals.sort(key=lambda item: (-item.rank_seconds, -item.last, item.rank))
-    return tuple(_leading(arrivals, lanes, breakdown))
+    return tuple(sorted(arrivals, key=lambda item: (-item.rank_seconds, -item.last, item.rank)))
 
 
-def _by_step(
-    row: IntArray, step: IntArray, values: FloatArray, shape: tuple[int, int]
+def _sums(
+    row: IntArray, column: IntArray, values: FloatArray, shape: tuple[int, int]
 ) -> FloatArray:
-    """Return the sums of values by rank and step, in an array of the given shape."""
-    cell = row * shape[1] + step
+    """Return the sums of values by row and column, in an array of the given shape."""
+    cell = row * shape[1] + column
     return np.asarray(
         np.bincount(cell, weights=values, minlength=shape[0] * shape[1]).reshape(shape), np.float64
     )
@@ -397,42 +384,3 @@ def _by_chance(beyond_s: FloatArray) -> FloatArray:
     freedom = (steps - 1) * max(ranks - 1, 1)
     error = np.sqrt(np.maximum(variance, variance.mean()) / steps)
     return np.asarray(student_half(freedom + 1) * error)
-
-
-def _leading(
-    arrivals: list[RankArrivals], lanes: Lanes, breakdown: Breakdown
-) -> list[RankArrivals]:
-    """Move the rank that causes the lateness of other ranks to the front of the list.
-
-    In a pipeline, a late stage makes later stages arrive late among their own peers. The cause is
-    the rank whose computing exceeds that of its peers most, among the ranks that share no
-    collective with the first rank of the list.
-    """
-    if not arrivals or not arrivals[0].rank_seconds:
-        return arrivals
-    computing = {item.rank: item.computing_s for item in breakdown.ranks}
-    beyond: dict[int, float] = {}
-    for group in lanes.meetings.groups:
-        times = [computing[rank] for rank in group.ranks if rank in computing]
-        typical = float(median(np.array(times))) if times else 0.0
-        for rank in group.ranks:
-            own = computing.get(rank, typical) - typical
-            beyond[rank] = max(beyond.get(rank, 0.0), own)
-    own = beyond.get(arrivals[0].rank, 0.0)
-    met = {
-        rank
-        for group in lanes.meetings.groups
-        if arrivals[0].rank in group.ranks
-        for rank in group.ranks
-    }
-    upstream = [
-        item
-        for item in arrivals[1:]
-        if item.rank not in met
-        and item.rank_seconds >= THRESHOLDS.upstream * arrivals[0].rank_seconds
-        and beyond.get(item.rank, 0.0) >= own + THRESHOLDS.computes_longer * breakdown.step_s
-    ]
-    if not upstream:
-        return arrivals
-    first = max(upstream, key=lambda item: beyond.get(item.rank, 0.0))
-    return [first, *(item for item in arrivals if item is not first)]

@@ -1,7 +1,8 @@
 """Matching of collectives between a rank and its peers, by group, type and order.
 
-Groups are the data-parallel ranks of a stage, and the tensor- and context-parallel ranks of a (DP,
-PP) cell in which several ranks recorded. A step in which ranks recorded different numbers of
+Groups are the data-parallel ranks of a stage, those of them that share experts if the metadata have
+``ep``, and the tensor- and context-parallel ranks of a (DP, PP) cell in which several ranks
+recorded. A step in which ranks recorded different numbers of
 collectives is left out; if this is true of all steps, the collectives before the difference count.
 """
 
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
+    EXPERT_TYPES,
     GRADS_REDUCE_SCATTER,
     PARAMS_ALL_GATHER,
     SEPARATE_ALL_REDUCE,
     TENSOR_TYPES,
     Trace,
 )
-from app.analysis.trace.parallelism import groups_of
+from app.analysis.trace.parallelism import expert_ranks, groups_of
 
 
 class GroupKind(StrEnum):
@@ -32,6 +34,7 @@ class GroupKind(StrEnum):
     DATA = "data"
     TENSOR = "tensor"
     CONTEXT = "context"
+    EXPERT = "expert"
 
 
 # Op types of the collectives of each kind of group.
@@ -39,6 +42,7 @@ TYPES: Final[dict[GroupKind, tuple[str, ...]]] = {
     GroupKind.DATA: (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE),
     GroupKind.TENSOR: TENSOR_TYPES,
     GroupKind.CONTEXT: CONTEXT_TYPES,
+    GroupKind.EXPERT: EXPERT_TYPES,
 }
 # Largest number of differences between recorded collectives that a report lists.
 MOST_PARTED: Final = 10
@@ -81,6 +85,7 @@ class Meetings:
     """
 
     groups: tuple[Group, ...]
+    group_of: IntArray  # (kinds, ranks): index of each global rank's group of a kind, -1 for none
     row: IntArray  # (rows,): rows of the trace
     meeting: IntArray  # (rows,): index of the meeting
     first: IntArray  # (meetings,): its first row here
@@ -115,7 +120,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     group = group_of[kind_of[trace.op[rows]], trace.rank[rows]]
     rows, group = rows[group >= 0], group[group >= 0]
     if not len(rows):
-        return _none(groups)
+        return _none(groups, group_of)
     steps, step = np.unique(trace.step[rows], return_inverse=True)
     step = step.ravel()
     order = trace.order[rows].astype(np.int64)
@@ -132,7 +137,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
         kept, partings = _agreeing(trace, rows, series, len(steps))
         rows, key, series, order = rows[kept], key[kept], series[kept], order[kept]
         if not len(rows):
-            return _none(groups, partings)
+            return _none(groups, group_of, partings)
         change, size = _sizes(key)
     several = np.repeat(size > 1, size)
     rows, series, order, change = rows[several], series[several], order[several], change[several]
@@ -141,6 +146,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     of_group, of_step = np.divmod(of_series, len(steps))
     return Meetings(
         groups=groups,
+        group_of=group_of,
         row=rows,
         meeting=np.cumsum(change) - 1,
         first=first,
@@ -158,17 +164,40 @@ def _sizes(key: IntArray) -> tuple[BoolArray, IntArray]:
     return change, np.diff(np.flatnonzero(change), append=len(key))
 
 
-def _none(groups: tuple[Group, ...], partings: tuple[Parting, ...] = ()) -> Meetings:
+def _none(
+    groups: tuple[Group, ...], group_of: IntArray, partings: tuple[Parting, ...] = ()
+) -> Meetings:
     empty = np.empty(0, dtype=np.int64)
-    return Meetings(groups, empty, empty, empty, empty, empty, empty, empty, partings)
+    return Meetings(groups, group_of, empty, empty, empty, empty, empty, empty, empty, partings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Place of each recorded rank in the job; arrays of shape (ranks,)."""
+
+    rank: NDArray[np.int32]  # global, ascending
+    dp: IntArray
+    stage: IntArray
+    member: IntArray  # index within its (DP, PP) cell
+
+
+def places_of(trace: Trace) -> Places:
+    """Return the place of each recorded rank: ranks of one member and stage are DP peers."""
+    head = trace.stretches().first
+    ranks, row = np.unique(trace.rank[head], return_index=True)
+    stage, dp = trace.pp[head[row]].astype(np.int64), trace.dp[head[row]].astype(np.int64)
+    cell = dp * trace.meta.sizes.pp + stage
+    by_cell = np.lexsort((ranks, cell))
+    starts = np.flatnonzero(np.diff(cell[by_cell], prepend=-1))
+    member = np.empty(len(ranks), dtype=np.int64)
+    member[by_cell] = np.arange(len(ranks)) - np.repeat(starts, np.diff(starts, append=len(ranks)))
+    return Places(ranks, dp, stage, member)
 
 
 def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
     """Return the groups, and the group of each (kind, global rank); -1 if it has none."""
-    head = trace.stretches().first
-    ranks, place = np.unique(trace.rank[head], return_index=True)
-    stage, dp = trace.pp[head[place]].astype(np.int64), trace.dp[head[place]].astype(np.int64)
-    cell = dp * trace.meta.sizes.pp + stage
+    places = places_of(trace)
+    ranks, stage = places.rank, places.stage
     group_of = np.full((len(GroupKind), int(ranks[-1]) + 1), -1, dtype=np.int64)
     groups: list[Group] = []
 
@@ -177,23 +206,20 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
             group_of[list(GroupKind).index(kind), members] = len(groups)
             groups.append(Group(kind, of_stage, tuple(members.tolist())))
 
-    # Index of each rank within its (DP, PP) cell: ranks with the same index are data-parallel
-    # peers.
-    by_cell = np.lexsort((ranks, cell))
-    begins = np.concatenate(([True], cell[by_cell][1:] != cell[by_cell][:-1]))
-    starts = np.flatnonzero(begins)
-    number = np.arange(len(ranks)) - np.repeat(starts, np.diff(starts, append=len(ranks)))
-    member = np.empty(len(ranks), dtype=np.int64)
-    member[by_cell] = number
-    peers = stage * (int(member.max()) + 1) + member
+    experts = expert_ranks(trace) or 1
+    peers = stage * (int(places.member.max()) + 1) + places.member
     for own_peers in np.unique(peers).tolist():
         mine = peers == own_peers
-        add(GroupKind.DATA, ranks[mine], int(stage[mine][0]))
-    if len(starts) < len(ranks):
-        for mine in np.split(by_cell, starts[1:]):
-            for kind in (GroupKind.TENSOR, GroupKind.CONTEXT) if len(mine) > 1 else ():
-                for members in groups_of(ranks[mine], trace.meta.sizes, TYPES[kind]):
-                    add(kind, members, int(stage[mine[0]]))
+        members, of_stage, sharing = ranks[mine], int(stage[mine][0]), places.dp[mine] // experts
+        add(GroupKind.DATA, members, of_stage)
+        for number in np.unique(sharing).tolist() if experts > 1 else ():
+            add(GroupKind.EXPERT, members[sharing == number], of_stage)
+    cell = places.dp * trace.meta.sizes.pp + stage
+    for own_cell in np.unique(cell[places.member > 0]).tolist():
+        mine = cell == own_cell
+        for kind in (GroupKind.TENSOR, GroupKind.CONTEXT):
+            for members in groups_of(ranks[mine], trace.meta.sizes, TYPES[kind]):
+                add(kind, members, int(stage[mine][0]))
     return tuple(groups), group_of
 
 

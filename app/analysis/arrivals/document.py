@@ -21,6 +21,8 @@ class Thresholds:
 
 
 THRESHOLDS: Final = Thresholds()
+# Share of the waiting for a rank in other groups than its own up to which only its own is named.
+_ELSEWHERE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class MeetingGroup:
     """Ranks that take part in the same collectives."""
 
     kind: GroupKind
-    """Ranks of the group: the data-parallel ranks of a stage (``data``), or the ``tensor``- or
-    ``context``-parallel ranks of a worker.
+    """Ranks of the group: the data-parallel ranks of a stage (``data``), those of them that share
+    experts (``expert``), or the ``tensor``- or ``context``-parallel ranks of a worker.
     """
     stage: int
     """Pipeline stage of the group."""
@@ -74,7 +76,7 @@ class MeetingGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """Number of collectives at which a rank comes last, and the waiting of other ranks for it."""
+    """Number of collectives at which a rank comes last, and the waiting that it causes."""
 
     rank: int
     """Global rank."""
@@ -86,10 +88,13 @@ class RankArrivals:
     collectives, within a hundredth of a step divided by their number.
     """
     rank_seconds: float
-    """Waiting of all other ranks for this rank, rank-seconds per step."""
+    """Waiting of all other ranks that this rank causes, rank-seconds per step: for itself, and for
+    ranks that are late because they waited for it, in any group and pipeline stage. The values of
+    all ranks add up to the waiting of all ranks.
+    """
     waited_for_s: float
-    """`rank_seconds` divided by the number of ranks that share a collective with this rank, seconds
-    per step.
+    """Time that each other rank of a group waits because of this rank, seconds per step: the mean
+    of the group that waits longest for it.
     """
     waits_s: float
     """Time that this rank waits for other ranks, seconds per step."""
@@ -113,7 +118,8 @@ class Arrivals:
     """Late arrivals of ranks at collectives, and the waiting that they cause.
 
     A rank arrives when its collective starts, by clocks that show the ends of one collective on
-    all its ranks as one moment. It waits until the last one has arrived.
+    all its ranks as one moment. It waits until the last one has arrived. If the last one is late
+    because it waited for other ranks before, those cause the waiting.
     """
 
     steps: tuple[int, ...]
@@ -123,7 +129,9 @@ class Arrivals:
     step_s: float
     """Mean duration of a step, seconds, over `Breakdown.steps`."""
     ranks: tuple[RankArrivals, ...]
-    """Ranks that share collectives with other ranks, longest waiting of other ranks first."""
+    """Ranks that share collectives with other ranks, or make such ranks late; the one that causes
+    the longest waiting first.
+    """
     groups: tuple[MeetingGroup, ...]
     """Groups of ranks and their collectives."""
     clocks_apart_s: float
@@ -135,7 +143,7 @@ class Arrivals:
 
     @property
     def worst(self) -> RankArrivals:
-        """Return the rank for which other ranks wait longest."""
+        """Return the rank that causes the longest waiting."""
         return self.ranks[0]
 
     @property
@@ -145,11 +153,6 @@ class Arrivals:
         least_s = THRESHOLDS.worth_saying * self.step_s
         return beyond_s >= max(least_s, self.worst.beyond_error_s)
 
-    @property
-    def peers(self) -> int:
-        """Return the number of ranks that share a collective with the worst rank, at least 1."""
-        return max(len(self.met_by(self.worst.rank)), 1)
-
     def met_by(self, rank: int) -> set[int]:
         """Return the other ranks that share a collective with the given rank."""
         met = {member for group in self.groups if rank in group.ranks for member in group.ranks}
@@ -157,11 +160,13 @@ class Arrivals:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence on the rank that comes last most often."""
+        """Return a sentence on the rank that causes the longest waiting."""
         worst = self.worst
         if not self.straggles:
             share = percent(worst.waited_for_s / self.step_s)
             return f"No rank keeps others waiting: rank {worst.rank} most, {share} of a step"
+        if not worst.last:
+            return f"Rank {worst.rank} makes other ranks come late to collectives"
         share_of = percent(worst.last_share, 0)
         whole = worst.last.is_integer() and worst.collectives.is_integer()
         of = f"{worst.last:.0f} of {worst.collectives:.0f}" if whole else f"{share_of} of the"
@@ -170,7 +175,8 @@ class Arrivals:
     @property
     def waiting(self) -> str:
         """Return a clause on the waiting of other ranks for the worst rank."""
-        return f"{self._wait} for rank {self.worst.rank}"
+        wait = f"{self._wait} for rank {self.worst.rank}"
+        return wait[:1].upper() + wait[1:]
 
     @property
     def words(self) -> str:
@@ -179,11 +185,16 @@ class Arrivals:
 
     @property
     def _wait(self) -> str:
-        worst, peers = self.worst, self.peers
-        who = "1 rank waits" if peers == 1 else f"{peers} ranks wait"
+        worst = self.worst
         waited_s = worst.waited_for_s
         time = f"{waited_s:.3g} s" if waited_s >= 1 else f"{waited_s * 1000:.3g} ms"
-        return f"{who} {time} a step"
+        for group in self.groups:
+            waiting = len(group.ranks) - 1
+            alone = worst.rank_seconds <= (1 + _ELSEWHERE) * waiting * waited_s
+            if worst.rank in group.ranks and alone:
+                who = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
+                return f"{who} {time} a step"
+        return f"other ranks wait up to {time} a step"
 
 
 @dataclass(frozen=True, slots=True)

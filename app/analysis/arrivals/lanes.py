@@ -149,8 +149,9 @@ class Lanes:
     met_lane: IntArray  # (rows of `meetings`,): lane of each
     arrival_ns: IntArray  # (rows of `meetings`,): start of each
     weighed: BoolArray  # (steps,): steps of which all operations are sampled
-    # op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by lane
-    # and start
+    # row, op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by
+    # lane and start
+    row: IntArray  # row of the trace
     op: NDArray[np.int16]
     lane: IntArray
     start: IntArray  # position on the axis of lanes
@@ -243,6 +244,7 @@ def lanes_of(
         met_lane=met_lane,
         arrival_ns=arrival_ns,
         weighed=weighed[looked],
+        row=row[by_time],
         op=trace.op[row[by_time]],
         lane=of_row[by_time],
         start=looked_at.start[by_time],
@@ -296,8 +298,10 @@ def _ahead(
     """Return each rank's clock offset in each step, (steps, ranks), ns, and the largest difference.
 
     The offset is the median difference between the rank's ends of collectives and its peers' ends,
-    so a rank whose ends are all late looks like a clock that is ahead. Offsets are 0 if the clocks
-    agree as closely as ends do, and if all ranks run on one host.
+    so a rank whose ends are all late looks like a clock that is ahead. Kinds of groups are aligned
+    in turn, and ranks that are aligned move together: most collectives may be those of
+    tensor-parallel ranks on one host. Offsets are 0 if the clocks agree as closely as ends do, and
+    if all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)
@@ -308,16 +312,33 @@ def _ahead(
     # Ends count from an end of the same meeting, since absolute ns exceed the precision of floats.
     end = (end_ns - end_ns[meetings.first][meeting]).astype(np.float64)
     apart = np.maximum.reduceat(end, meetings.first) - np.minimum.reduceat(end, meetings.first)
-    if quantile(apart, _NEARLY_ALL) <= CORRECTED_NS:
+    names = np.array([group.kind for group in meetings.groups])[meetings.group]
+    kinds, kind = np.unique(names, return_inverse=True)
+    # The kind with the most collectives first
+    in_turn = np.argsort(-np.bincount(kind), kind="stable").tolist()
+    if all(quantile(apart[kind == place], _NEARLY_ALL) <= CORRECTED_NS for place in in_turn):
         return none, 0.0
     step = np.searchsorted(steps, meetings.step)[meeting]
     rank = np.searchsorted(ranks, trace.rank[row])
     offsets = np.zeros(shape)
-    for _ in range(_ROUNDS):
-        own = end - offsets[step, rank]
-        middle = _grouped_median(own, meeting, len(meetings))[meeting]
-        offsets = offsets + _pooled(own - middle, step, rank, shape)
-    residual = np.abs(end - offsets[step, rank] - middle)
+    # Ranks whose clocks are aligned with one another, shape (ranks,): the same number
+    aligned = np.arange(len(ranks))
+    for place in in_turn:
+        of_kind = np.flatnonzero(kind[meeting] == place)
+        seen = np.flatnonzero(np.bincount(rank[of_kind], minlength=len(ranks)))
+        for _ in range(_ROUNDS):
+            own = end - offsets[step, rank]
+            middle = _grouped_median(own, meeting, len(meetings))[meeting]
+            pooled = _pooled((own - middle)[of_kind], step[of_kind], rank[of_kind], shape)
+            together = np.arange(len(steps))[:, None] * len(ranks) + aligned[None, seen]
+            moved = _grouped_median(pooled[:, seen].ravel(), together.ravel(), pooled.size)
+            offsets = offsets + moved.reshape(shape)[:, aligned]
+        for group in meetings.groups:
+            if group.kind == kinds[place]:
+                joined = aligned[np.searchsorted(ranks, group.ranks)]
+                aligned[np.isin(aligned, joined)] = joined.min()
+    own = end - offsets[step, rank]
+    residual = np.abs(own - _grouped_median(own, meeting, len(meetings))[meeting])
     scatter = _grouped_median(residual, rank, len(ranks))
     within = np.abs(offsets).max(axis=0) <= np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * scatter)
     if within.all():

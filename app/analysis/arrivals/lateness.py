@@ -11,7 +11,11 @@ from app.analysis.arrivals.lanes import Cover, Intervals, Lanes, cover, first_cl
 from app.analysis.quantities import BoolArray, IntArray
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace.model import (
+    BETWEEN_STEPS,
     CONTEXT_TYPES,
+    EXPERT_TYPES,
+    GC,
+    KNOWN_OP_TYPES,
     OPTIMIZER,
     PARAMS_ALL_GATHER,
     TENSOR_TYPES,
@@ -20,8 +24,11 @@ from app.analysis.trace.model import (
 
 # Types of collectives that the computation around them waits for; other types overlap with
 # computations.
-BLOCKING: Final = (PARAMS_ALL_GATHER, *TENSOR_TYPES, *CONTEXT_TYPES)
+BLOCKING: Final = (PARAMS_ALL_GATHER, *TENSOR_TYPES, *CONTEXT_TYPES, *EXPERT_TYPES)
 COMPUTATIONS: Final = (*sorted(COMPUTE), OPTIMIZER)
+COMMUNICATIONS: Final = tuple(
+    name for name in KNOWN_OP_TYPES if name not in {*COMPUTATIONS, GC, *BETWEEN_STEPS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,9 @@ class Lateness:
 
     late_ns: IntArray  # (rows,): from the first arrival of the meeting to this rank's
     waited_ns: IntArray  # (rows,): waiting for the last rank without computing
-    last: IntArray  # (meetings,): global rank that came last, -1 where all came together
+    latest: IntArray  # (meetings,): row of the recorded rank that came last
+    awaited: IntArray  # (meetings,): global rank that came last, by however little
+    last: IntArray  # (meetings,): the same, -1 where all came together
     last_ns: IntArray  # (meetings,): from the first to the last arrival
     margin_ns: IntArray  # (meetings,): from the next to last to the last arrival
     transfer_ns: IntArray  # (meetings,): duration without waiting
@@ -96,11 +105,13 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     a_step = np.bincount(meetings.group) / len(lanes.steps)
     in_all = THRESHOLDS.together_in_all / a_step[meetings.group]
     together_ns = np.minimum(THRESHOLDS.together, in_all) * step_ns
-    last = np.where(by_absent, absent[meetings.group], trace.rank[meetings.row[row_of_last]])
+    awaited = np.where(by_absent, absent[meetings.group], trace.rank[meetings.row[row_of_last]])
     return Lateness(
         late_ns=arrival_ns - first_ns[meeting],
         waited_ns=_unhidden(lanes, computing, left),
-        last=np.where(last_ns - first_ns < together_ns, -1, last).astype(np.int64),
+        latest=row_of_last,
+        awaited=awaited.astype(np.int64),
+        last=np.where(last_ns - first_ns < together_ns, -1, awaited).astype(np.int64),
         last_ns=last_ns - first_ns,
         margin_ns=np.where(by_absent, after_ns, margin_ns),
         transfer_ns=transfer_ns - after_ns,

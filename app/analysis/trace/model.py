@@ -61,6 +61,8 @@ TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 # Collectives between context-parallel ranks; the transfers of context-parallel rings are `RING`.
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 RING: Final = "cp-send-recv"
+# Collectives between ranks that share experts.
+EXPERT_TYPES: Final = ("ep-all-to-all",)
 
 # The index of a name is its code in `Trace.op`. The order may change between releases, since stored
 # traces contain the names.
@@ -68,7 +70,7 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     *REPLAYED_OP_TYPES,
     *TENSOR_TYPES,
     *CONTEXT_TYPES,
-    "ep-all-to-all",
+    *EXPERT_TYPES,
     *BETWEEN_STEPS,
     RING,
 )

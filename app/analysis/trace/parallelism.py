@@ -153,6 +153,20 @@ def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
     return busiest
 
 
+EXPERTS_KEY: Final = "ep"
+
+
+def expert_ranks(trace: Trace) -> int | None:
+    """Return the number of consecutive DP ranks that share experts; None if it is unknown.
+
+    It is the metadata's ``ep``, which must divide the number of DP ranks.
+    """
+    size = trace.meta.extra.get(EXPERTS_KEY)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        return None
+    return None if trace.meta.sizes.dp % size else size
+
+
 def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
     """Return the groups of a cell's ranks that share collectives of `types`, shape (groups, ranks).
 

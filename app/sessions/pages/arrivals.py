@@ -60,6 +60,7 @@ _KINDS: Final = {
     GroupKind.DATA: "data-parallel ranks",
     GroupKind.TENSOR: "tensor-parallel ranks",
     GroupKind.CONTEXT: "context-parallel ranks",
+    GroupKind.EXPERT: "ranks that share experts",
 }
 
 
@@ -118,8 +119,11 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
     """Return the map of the groups of the worst rank's kind, on all pipeline stages."""
     rank = arrivals.worst.rank
     own = max(
-        (group for group in arrivals.groups if rank in group.ranks),
-        key=lambda group: sum(collective.waited_s for collective in group.collectives),
+        arrivals.groups,
+        key=lambda group: (
+            rank in group.ranks,
+            sum(collective.waited_s for collective in group.collectives),
+        ),
     )
     shown = [
         (index, group) for index, group in enumerate(arrivals.groups) if group.kind == own.kind

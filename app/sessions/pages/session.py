@@ -524,8 +524,12 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
     if arrivals is not None:
         worst = arrivals.worst
         facts += [
-            Fact("Comes last", f"Rank {worst.rank}", f"at {percent(worst.last_share, 0)} of all"),
-            Fact("Others wait", seconds(worst.waited_for_s), "for it, each of them in a step"),
+            Fact(
+                "Waited for", f"Rank {worst.rank}", f"last at {percent(worst.last_share, 0)} of all"
+            ),
+            Fact(
+                "Others wait", seconds(worst.waited_for_s), "for it in a step, those of one group"
+            ),
         ]
     facts.append(received_fact(view))
     return Body(

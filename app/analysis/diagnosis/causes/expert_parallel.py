@@ -28,12 +28,11 @@ from app.analysis.diagnosis.group_waits import (
 from app.analysis.diagnosis.locations import FigureView, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.quantities import FloatArray, IntArray
-from app.analysis.trace.model import Trace
+from app.analysis.quantities import BoolArray, FloatArray, IntArray
+from app.analysis.trace.model import EXPERT_TYPES, Trace
+from app.analysis.trace.parallelism import expert_ranks
 from app.analysis.wording import percent
 
-EXPERT_TYPE: Final = "ep-all-to-all"
-SIZE_KEY: Final = "ep"
 TOKENS_KEY: Final = "expert_tokens"
 
 
@@ -86,24 +85,20 @@ def shares_experts(trace: Trace) -> bool:
 
 
 def _is_recorded(trace: Trace) -> bool:
-    return bool((trace.op == trace.op_names.index(EXPERT_TYPE)).any())
+    return bool(_all_to_alls(trace).any())
 
 
-def _group_size(trace: Trace) -> int | None:
-    """Return the number of DP ranks that share experts; None if the metadata do not contain it."""
-    size = trace.meta.extra.get(SIZE_KEY)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return None
-    return None if trace.meta.sizes.dp % size else size
+def _all_to_alls(trace: Trace) -> BoolArray:
+    return np.isin(trace.op, [trace.op_names.index(name) for name in EXPERT_TYPES])
 
 
 def _groups(observation: Observation) -> list[_Group]:
     """Return the groups of ranks that share experts, the longest wait first."""
     trace = observation.trace
-    size = _group_size(trace)
+    size = expert_ranks(trace)
     if size is None or size == 1 or not _is_recorded(trace):
         return []
-    rows = np.flatnonzero(trace.op == trace.op_names.index(EXPERT_TYPE))
+    rows = np.flatnonzero(_all_to_alls(trace))
     rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
     analyzed = np.asarray(observation.layout.ranks)[trace.dp[rows], trace.pp[rows]]
     rows = rows[trace.rank[rows] == analyzed]
@@ -319,7 +314,7 @@ def _sent_tokens(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> 
 
 def _cannot_judge(signs: Signs) -> str | None:
     trace = signs.observation.trace
-    size, recorded = _group_size(trace), _is_recorded(trace)
+    size, recorded = expert_ranks(trace), _is_recorded(trace)
     if recorded and size is None:
         return "the metadata do not name the expert-parallel size (`ep`), of which DP is a multiple"
     if size is not None and size > 1 and not recorded:

@@ -28,6 +28,7 @@ from tests.factories import joined, select, session
 from tests.lossy import without
 from tests.oracles.arrivals import twin_of
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 
 MS = 1_000_000
 
@@ -61,6 +62,7 @@ def _hand_made(rows: list[tuple[int, int, str, int, int, int]], dp: int) -> Trac
     )
 
 
+@drawn(60)
 @given(
     st.builds(
         random_job,
@@ -85,7 +87,7 @@ def test_arrivals_equal_those_of_a_plain_loop_over_operations(job: object) -> No
             (each.rank_seconds, told.waited_for_ns[each.rank]),
             (each.waits_s, told.waits_ns[each.rank]),
         ):
-            assert seconds * steps == pytest.approx(exact * 1e-9, abs=1e-5)
+            assert seconds * steps == pytest.approx(exact * 1e-9, abs=1e-4)
 
 
 def _on_hosts_of_their_own(trace: Trace) -> Trace:
@@ -103,7 +105,7 @@ def test_a_slow_rank_comes_last_and_its_peers_wait_for_it(steps: int) -> None:
     found = _arrivals(trace)
     assert found.worst.rank == trace.rank[trace.dp == 2][0]
     assert found.straggles
-    assert found.peers == 3
+    assert found.waiting.startswith("3 ranks wait ")
     assert found.sentence == f"Rank {found.worst.rank} comes last at 1 of 2 collectives of a step"
     waits = [one.waits_s for one in found.ranks[1:]]
     assert waits == pytest.approx([found.worst.waited_for_s] * 3, rel=0.1)
@@ -156,6 +158,20 @@ def test_clocks_that_are_apart_change_nothing(steps: int) -> None:
     assert found.worst.rank_seconds == pytest.approx(exact.worst.rank_seconds, rel=0.02)
     assert found.clocks_apart_s == pytest.approx(0.35, rel=0.02)
     assert exact.clocks_apart_s == 0.0
+
+
+def test_clocks_of_hosts_are_compared_although_ranks_of_one_host_meet_most_often() -> None:
+    job = JobModel(
+        sizes=Sizes(dp=3, pp=1, tp=4), microbatches=8, steps=3, profiler=Profiler(tensor_ranks=True)
+    )
+    trace = synthesize(job, (SlowWorker((1, 0), 1.6),), seed=1).trace
+    trace = _on_hosts_of_their_own(trace)
+    ahead = np.array([0, 150, -200])[trace.dp] * MS
+    found = _arrivals(replace(trace, start_ns=trace.start_ns + ahead))
+    exact = _arrivals(trace)
+    assert found.clocks_apart_s == pytest.approx(0.35, rel=0.02)
+    assert found.worst.rank == exact.worst.rank
+    assert found.worst.rank_seconds == pytest.approx(exact.worst.rank_seconds, rel=0.02)
 
 
 def test_clocks_that_drift_are_compared_in_each_step() -> None:
