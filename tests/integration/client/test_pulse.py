@@ -147,7 +147,7 @@ def test_ranks_that_multiprocessing_starts_send_their_last_rows(
     script = Path(__file__).with_name("spawning.py")
     done = subprocess.run(  # noqa: S603 - our own script
         [torch_python(), str(script), method, receiver.url, str(tmp_path / "store"), end],
-        env=environment() | {"PACELINE_SPOOL": str(tmp_path / "spool")},
+        env=environment() | {"PACELINE_SPOOL": str(tmp_path / "spool"), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
