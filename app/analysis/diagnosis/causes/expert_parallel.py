@@ -81,7 +81,7 @@ class _Group:
 
 def shares_experts(trace: Trace) -> bool:
     """Return whether DP ranks share experts, according to the operations or the metadata."""
-    return _is_recorded(trace) or (_group_size(trace) or 1) > 1
+    return _is_recorded(trace) or (expert_ranks(trace) or 1) > 1
 
 
 def _is_recorded(trace: Trace) -> bool:

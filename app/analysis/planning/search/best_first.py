@@ -84,6 +84,9 @@ class SearchObjective(Protocol):
     def bound(self, cheapest: int, low_ps: int) -> int:
         """Return a lower bound of the cost, given ΣL ≥ cheapest and a slowest stage ≥ low_ps."""
 
+    def within(self, cheapest: int, low_ps: int, high_ps: int) -> int:
+        """Return a lower bound of the cost, given also a slowest stage ≤ high_ps."""
+
     def is_wide(self, low_ps: int, high_ps: int) -> bool:
         """Return whether an interval is too wide for a pass to be worth its time."""
 
@@ -113,6 +116,10 @@ class StandardTime:
     def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
         """Return the goal of a pass over an interval."""
         return (cheapest_within(high_ps, min(best - (self.microbatches - 1) * low_ps, FAR)),)
+
+    def within(self, cheapest: int, low_ps: int, high_ps: int) -> int:  # noqa: ARG002 - no help
+        """Return the bound of a slowest stage ≥ low_ps."""
+        return self.bound(cheapest, low_ps)
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return t_std of a template, ps."""
@@ -145,6 +152,10 @@ class OobleckEstimate:
             Variant(1, 1, 1, 0, 0, high_ps),
         )
         return (SearchGoal(high_ps, variants, min(best, FAR)),)
+
+    def within(self, cheapest: int, low_ps: int, high_ps: int) -> int:  # noqa: ARG002 - no help
+        """Return the bound of a slowest stage ≥ low_ps."""
+        return self.bound(cheapest, low_ps)
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
         """Return Oobleck's estimate of a template, ps; `FAR` if the estimate is undefined."""
@@ -191,6 +202,10 @@ class ExecutedBound:
         Upper bound of the forward's, or of the backward's, share of every stage's time.
     smallest_ps : int
         Lower bound of every template's slowest stage.
+    standard_ps : int
+        Lower bound of every template's t_std.
+    moved_ps : int
+        Upper bound of the transfers that one stage receives for a microbatch.
     """
 
     microbatches: int
@@ -198,6 +213,8 @@ class ExecutedBound:
     lacking: bool
     share: float
     smallest_ps: int
+    standard_ps: int = 0
+    moved_ps: int = 0
     name: str = "executed"
     with_transfers: bool = False
 
@@ -215,6 +232,18 @@ class ExecutedBound:
         """
         steady = floor((self.microbatches - 1) * (1 - self.share) * low_ps)
         return max(cheapest + steady, self.microbatches * low_ps)
+
+    def within(self, cheapest: int, low_ps: int, high_ps: int) -> int:
+        """Return a lower bound of the cost, given also a slowest stage ≤ high_ps.
+
+        The lower bound of t_std bounds ΣL from below, the more the less the slowest stage takes.
+        The interval's worst time is where this bound meets the one that grows with the time.
+        """
+        others = self.microbatches - 1
+        spare_ps = self.standard_ps - cheapest - others * self.moved_ps
+        worst_ps = min(max(spare_ps // others if others else 0, low_ps), high_ps)
+        falling = self.standard_ps - ceil(others * (self.share * (worst_ps + 1) + self.moved_ps))
+        return max(self.bound(cheapest, low_ps), falling)
 
     def goals(self, low_ps: int, high_ps: int, best: int) -> tuple[SearchGoal, ...]:
         """Return the goals of passes over an interval: each of them bounds the cost.
@@ -395,7 +424,7 @@ class Search:
             first = self._first_template(first)
         if first < len(self.times):
             least = int(self.passes.rest[-1])
-            bound = self.objective.bound(least, int(self.times[first]))
+            bound = self.objective.within(least, int(self.times[first]), int(self.times[-1]))
             self._push(_Interval(bound, first, len(self.times) - 1, least, visited=False))
         return True
 
@@ -448,7 +477,8 @@ class Search:
         if useful < high:
             tail_bound = objective.bound(interval.cheapest, int(self.times[useful + 1]))
             self._close(_Interval(tail_bound, useful + 1, high, interval.cheapest, visited=True))
-            self._push(replace(interval, high=useful))
+            bound = max(interval.bound, self._bound(interval.cheapest, low, useful))
+            self._push(replace(interval, bound=bound, high=useful))
             return
         if not isinstance(objective, StandardTime):
             self._explore_phases(interval, high)
@@ -494,7 +524,7 @@ class Search:
             return
         middle = (low + high) // 2
         for begin, end in ((low, middle), (middle + 1, high)):
-            least = self.objective.bound(interval.cheapest, int(self.times[begin]))
+            least = self._bound(interval.cheapest, begin, end)
             part = _Interval(max(bound, least), begin, end, interval.cheapest, visited=True)
             self._push(part)
 
@@ -510,9 +540,11 @@ class Search:
             raise TooManyCellsError
         middle = (interval.low + interval.high) // 2
         for low, high in ((interval.low, middle), (middle + 1, interval.high)):
-            least = self.objective.bound(interval.cheapest, int(self.times[low]))
-            bound = max(interval.bound, least)
+            bound = max(interval.bound, self._bound(interval.cheapest, low, high))
             self._push(replace(interval, bound=bound, low=low, high=high, visited=False))
+
+    def _bound(self, cheapest: int, low: int, high: int) -> int:
+        return self.objective.within(cheapest, int(self.times[low]), int(self.times[high]))
 
     def _last_useful(self, interval: _Interval) -> int:
         """Return the last position of the interval whose bound is below the best cost."""

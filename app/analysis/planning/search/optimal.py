@@ -176,14 +176,15 @@ def _some_template(problem: PlanningProblem) -> Template | None:
 
 
 def bounds_of_execution(
-    passes: SearchPasses, best: Template, smallest_ps: int, budget: SearchBudget
+    passes: SearchPasses, standard: SearchResult, smallest_ps: int, budget: SearchBudget
 ) -> tuple[SearchResult, ...]:
     """Return search results whose lowest bound is a bound of every template's executed time.
 
     Parameters
     ----------
-    best : Template
-        The incumbent: intervals that cannot beat its execution are pruned.
+    standard : SearchResult
+        Result of the search by t_std. Its template is the incumbent: intervals that cannot beat its
+        execution are pruned.
     smallest_ps : int
         Every template has a stage that takes at least this time, without transfers.
     """
@@ -191,11 +192,15 @@ def bounds_of_execution(
     kinds = (True, False) if most_stages(problem) >= microbatches else (True,)
     idle = problem.spec.allow_idle or problem.spec.replicate
     lacking, share = idle or problem.spec.nodes < microbatches, smaller_share(problem)
+    best, least_ps = standard.template, standard.certificate.lower_bound_ps
+    moved_ps = int(problem.input_ps.max() + problem.gradient_ps.max())
     incumbent = Incumbent(best, evaluate(problem, best).simulated, smallest_ps)
     results = []
     for few in kinds:
         relaxed = SearchPasses(problem, passes.space, AT_LEAST, _CELLS_OF_BOUND)
-        objective = ExecutedBound(microbatches, few, lacking, share, smallest_ps)
+        objective = ExecutedBound(
+            microbatches, few, lacking, share, smallest_ps, least_ps, moved_ps
+        )
         search = Search(relaxed, objective, budget, incumbent)
         result = search.run()
         if result is None:
@@ -268,7 +273,7 @@ def _rank_near_optimal(
         return OptimalPlan(
             best, result.cost_ps, result.certificate.lower_bound_ps, result.certificate, near
         )
-    bounds = bounds_of_execution(passes, result.template, smallest_ps, budget)
+    bounds = bounds_of_execution(passes, result, smallest_ps, budget)
     seeds = [template for bound in bounds for template in bound.others]
     near = near_optimal(passes, result, objective, budget, seeds)
     least = max(

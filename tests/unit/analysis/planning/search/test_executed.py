@@ -169,6 +169,11 @@ def test_no_template_executes_faster_than_its_bound(seed: int, microbatches: int
     """Templates with few and with many stages behind the slowest one, also with transfers."""
     problem = compile_problem(replace(random_spec(seed), microbatches=microbatches))
     share = smaller_share(problem)
+    moved = int(problem.input_ps.max() + problem.gradient_ps.max())
+    try:
+        standard = plan(problem.spec, objective="t_std", compare=False).lower_bound_ps
+    except InfeasiblePlanError:
+        standard = 0  # templates that do not fit the memory are executed, too
     for pieces in itertools.islice(every_template(problem.spec), 200):
         template = tuple(
             Stage(p.first, p.end, problem.option_index(p.kind, p.gpus), (p.node,)) for p in pieces
@@ -179,9 +184,11 @@ def test_no_template_executes_faster_than_its_bound(seed: int, microbatches: int
         time = evaluate(problem, template).simulated
         for lacking in (False, True):
             few = behind <= microbatches - 2
-            bound = ExecutedBound(microbatches, few, lacking, share, 0)
+            bound = ExecutedBound(microbatches, few, lacking, share, 0, standard or 0, moved)
             assert bound.value(problem, template) <= time
             assert bound.bound(sum(stage_times(problem, template)), slowest) <= time
+            for longest in (slowest, 2 * slowest):
+                assert bound.within(0, 0, longest) <= time
 
 
 @pytest.mark.slow
