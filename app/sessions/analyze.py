@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from sqlalchemy import func, select, type_coerce
 
-from app.analysis.diagnosis.causes.registry import KINDS
-from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import KINDS, cause_of
 from app.analysis.diagnosis.earlier_sessions import EarlierSession
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
@@ -191,6 +191,6 @@ def _lacks_rank_groups(report: Report) -> bool:
         return False
     named = {cause.cause for cause in report.causes}
     unjudged = {item.cause for item in report.diagnosis.cannot_judge}
-    return not named.isdisjoint({SLOW_WORKER.name, UNKNOWN}) and any(
+    return not named.isdisjoint({cause_of(Plan.REPLACE_WORKERS), UNKNOWN}) and any(
         kind.of_rank_groups for name, kind in KINDS.items() if name in unjudged
     )

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.expert_parallel import shares_experts
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.mitigation.fixes import Fix, Redistribution
@@ -24,6 +23,7 @@ from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.session import ShapeGroup
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, PARAMS_ALL_GATHER
+from app.analysis.trace.parallelism import shares_experts
 from app.analysis.wording import name_list
 
 REDISTRIBUTE_MICROBATCHES: Final = "redistribute_microbatches"

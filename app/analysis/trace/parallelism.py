@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     CONTEXT_TYPES,
+    EXPERT_TYPES,
     FORWARD_COMPUTE,
     RING,
     WGRAD_COMPUTE,
@@ -165,6 +166,12 @@ def expert_ranks(trace: Trace) -> int | None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         return None
     return None if trace.meta.sizes.dp % size else size
+
+
+def shares_experts(trace: Trace) -> bool:
+    """Return whether DP ranks share experts, according to the operations or the metadata."""
+    types = [trace.op_names.index(name) for name in EXPERT_TYPES]
+    return bool(np.isin(trace.op, types).any()) or (expert_ranks(trace) or 1) > 1
 
 
 def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:

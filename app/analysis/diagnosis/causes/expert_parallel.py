@@ -79,11 +79,6 @@ class _Group:
         return costs_enough(self.share) and self.share >= THRESHOLDS.to_before * self.share_before
 
 
-def shares_experts(trace: Trace) -> bool:
-    """Return whether DP ranks share experts, according to the operations or the metadata."""
-    return _is_recorded(trace) or (expert_ranks(trace) or 1) > 1
-
-
 def _is_recorded(trace: Trace) -> bool:
     return bool(_all_to_alls(trace).any())
 
