@@ -86,7 +86,7 @@ class TokenModel:
         return np.asarray(np.log(_growth(self.shares, lengths)[0]))
 
     def is_unsure(self, lengths: FloatArray, uneven: FloatArray, subjects: Subjects) -> BoolArray:
-        """Return which ranks have so many or few tokens that their growth is only extrapolated.
+        """Return which ranks have tokens outside of the fitted range: their growth is extrapolated.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ from app.platform.outbound import ReceiverAnswer, check
 
 # Labels of jobs that say who receives a message.
 ROUTING: Final = ("team", "owner")
-# Duration of an example, which nobody resolves.
+# Duration of an example, whose end no message says.
 TEST_LASTS: Final = timedelta(minutes=5)
 # Go's zero time, which Alertmanager reads as "not ended".
 NEVER = "0001-01-01T00:00:00Z"
