@@ -165,7 +165,7 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
     """Return why no worker can be blamed; None if a verdict is possible."""
     attempts = attempts_apart(replayed.layout, replayed.clocks)
     if attempts is None:
-        return fits_no_clock(replayed) or unseen_waiting(replayed.layout)
+        return unseen_waiting(replayed.layout) or fits_no_clock(replayed)
     ranks, by_s = attempts
     who = name_list("rank", [str(rank) for rank in ranks])
     were = "was" if len(ranks) == 1 else "were"
