@@ -145,7 +145,8 @@ def _breakdown(report: Report) -> Iterator[str]:
 def _parts(ranks: Sequence[RankBreakdown]) -> str:
     """Return the median parts of the step time of some ranks."""
     return ", ".join(
-        f"{name} {median(getattr(rank, field) for rank in ranks):.3g} s"
+        # Times are rounded to a microsecond: nanoseconds are rounding errors of clocks.
+        f"{name} {round(median(getattr(rank, field) for rank in ranks), 6):.3g} s"
         for name, field in BREAKDOWN.items()
     )
 

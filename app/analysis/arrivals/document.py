@@ -149,9 +149,16 @@ class Arrivals:
     @property
     def straggles(self) -> bool:
         """Return whether others wait significantly longer for the worst rank than it waits."""
-        beyond_s = self.worst.waited_for_s - self.worst.waits_s
-        least_s = THRESHOLDS.worth_saying * self.step_s
-        return beyond_s >= max(least_s, self.worst.beyond_error_s)
+        return self._is_costly and self._beyond_s >= self.worst.beyond_error_s
+
+    @property
+    def _is_costly(self) -> bool:
+        """Return whether others wait longer for the worst rank than it waits, in the mean step."""
+        return self._beyond_s >= THRESHOLDS.worth_saying * self.step_s
+
+    @property
+    def _beyond_s(self) -> float:
+        return self.worst.waited_for_s - self.worst.waits_s
 
     def met_by(self, rank: int) -> set[int]:
         """Return the other ranks that share a collective with the given rank."""
@@ -164,6 +171,10 @@ class Arrivals:
         worst = self.worst
         if not self.straggles:
             share = percent(worst.waited_for_s / self.step_s)
+            if self._is_costly:
+                return (
+                    f"Rank {worst.rank} keeps others waiting in some steps: {share} of a step, mean"
+                )
             return f"No rank keeps others waiting: rank {worst.rank} most, {share} of a step"
         if not worst.last:
             return f"Rank {worst.rank} makes other ranks come late to collectives"
