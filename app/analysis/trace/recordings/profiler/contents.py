@@ -14,14 +14,12 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.quantities import NS_A_SECOND
+from app.analysis.quantities import NS_A_SECOND, IntArray
 from app.analysis.trace.limits import MAX_TIME_NS, refuse_body
 from app.analysis.trace.recordings.profiler.labelled_pipeline import Advice
 from app.analysis.trace.recordings.profiler.pipeline_work import columns_of
 from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Scan
 from app.analysis.wording import percent
-
-IntArray = NDArray[np.int64]
 
 # _NAMED: maximum number of kernels and of gaps that a refusal names; _NAME_CHARS: of each name
 _NAMED: Final = 3
