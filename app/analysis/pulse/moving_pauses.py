@@ -45,7 +45,7 @@ _SLOWEST: Final = 200
 # Pauses move if at least this many hosts (or ranks) have them, none of them more than this share.
 _FEWEST_PLACES: Final = 3
 _OF_ONE: Final = 0.5
-# While a notice is open, whether pauses still move is checked after every so many pauses.
+# While a notice is open, this number of pauses at a time is checked for whether they still move.
 _CHECKED: Final = 32
 # A notice is reopened if pauses come back within this many steps.
 _COMES_BACK: Final = 1000
