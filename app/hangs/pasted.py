@@ -1,4 +1,4 @@
-"""Readers of what `py-spy dump` and `ncclras` print unless JSON is asked for.
+"""Readers of what `py-spy dump` and `ncclras` print as text, without ``--json`` or ``-f json``.
 
 Formats: `src/dump.rs` of py-spy, `src/ras/client_support.cc` of NCCL. The cost is proportional to
 the bytes.

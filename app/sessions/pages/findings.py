@@ -190,7 +190,7 @@ def workers_of(cause: NamedCause, report: Report) -> frozenset[Worker]:
 
 
 def _unless_named(workers: Collection[Worker], report: Report) -> str:
-    """Return the clause about the first cause if no cause names the workers; else nothing."""
+    """Return the clause about the first cause, unless the causes name all of the workers."""
     named = frozenset[Worker]().union(*(workers_of(cause, report) for cause in report.causes))
     return "" if named.issuperset(workers) else f"; {_first_cause(report)}"
 
@@ -231,7 +231,7 @@ def map_finding(report: Report) -> str:
 
 
 def _addition_if_unnamed(outstanding: Ranked, report: Report) -> str:
-    """Return the clause about outstanding workers if no cause names them; else nothing."""
+    """Return the clause about outstanding workers, unless the causes name all of them."""
     addition = _unless_named([item[1:] for item in outstanding], report)
     return f", whatever the reason{addition}" if addition else ""
 
