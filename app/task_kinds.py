@@ -72,7 +72,7 @@ def _read_scheduler(container: Container, claim: Claim) -> None:
 
 
 def _no_follow(tx: UnitOfWork, subject: uuid.UUID, state: TaskState, error: object) -> None:
-    """Leave the subject as it is: a later pass reads the scheduler, or a session asks, again."""
+    """Leave the subject as it is: a later pass, or a later session, starts such a task again."""
     del tx, subject, state, error
 
 

@@ -17,7 +17,14 @@ from app.analysis.trace.limits import Limits
 from app.errors import BodyTooLargeError, InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, Int64, RecordedDump, read_dump
 from app.hangs.pasted import is_py_spy_text, is_ras_text, ras_in_text, stack_in_text
-from app.hangs.ras import Communicator, heard_by_ras, is_ras, ras_job, read_ras, stack_of
+from app.hangs.ras import (
+    Communicator,
+    is_ras,
+    ranks_that_answer_ras,
+    ras_job,
+    read_ras,
+    stack_of,
+)
 from app.hangs.watchdog import MOST_RANKS, dumps_in_log, is_watchdog_log
 from app.sessions.recordings.archive import unpacked
 
@@ -249,8 +256,8 @@ def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
 
     Recorder dumps show what ranks wait for; without any, the counts of RAS do, and without these
     the stacks. RAS also has the host and GPU of each rank, and shows which ranks without a dump
-    answer. Dumps and stacks of a rank whose process
-    its host describes are left out: the process no longer answers.
+    answer. Dumps and stacks of a rank whose process its host describes are left out: the process no
+    longer answers.
 
     Parameters
     ----------
@@ -313,10 +320,11 @@ def _combined(
         if not communicators:
             return job
         try:
-            heard, ras = dict(heard_by_ras(job, communicators)), ras_job(communicators)
+            answering = dict(ranks_that_answer_ras(job, communicators))
+            ras = ras_job(communicators)
         except InvalidTraceError as error:
             return replace(job, notes=(f"The output of RAS is left out: {error.message}.",))
-        return replace(job, ranks={**heard, **job.ranks}, places=ras.places, notes=ras.notes)
+        return replace(job, ranks={**answering, **job.ranks}, places=ras.places, notes=ras.notes)
     if communicators:
         return ras_job(communicators)
     if stacks:

@@ -1,4 +1,4 @@
-"""Readers of what `py-spy dump` and `ncclras` print unless JSON is asked for.
+"""Readers of what `py-spy dump` and `ncclras` print as text, without ``--json`` or ``-f json``.
 
 Formats: `src/dump.rs` of py-spy, `src/ras/client_support.cc` of NCCL. The cost is proportional to
 the bytes.
@@ -15,7 +15,7 @@ from typing import Final
 from app.analysis.hangs.state import Frame
 from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import MOST_FRAMES
-from app.hangs.ras import TRANSFERS, Communicator, Member
+from app.hangs.ras import INVALID_RAS, MOST_RANKS, TRANSFERS, Communicator, Member
 
 # Longer lines are cut: none of those read here is as long.
 _LONGEST_LINE: Final = 4096
@@ -77,8 +77,6 @@ def stack_in_text(body: bytes) -> tuple[Frame, ...]:
     return tuple(max(threads, key=lambda thread: thread[:2])[2]) if threads else ()
 
 
-_INVALID_RAS: Final = "hang.invalid_ras"
-_MOST_RANKS: Final = 1 << 16
 _MOST_KINDS: Final = 64
 _RAS: Final = re.compile(
     rb"^Communicators\.\.\.|^#\d{1,9}-\d{1,9} \([0-9a-f]{1,16}\) [A-Z]{1,32}\s*$", re.MULTILINE
@@ -133,12 +131,12 @@ class _Section:
         InvalidTraceError
             The ranks that are not listed have different numbers.
         """
-        heard = max((sum(counted.values()) for counted in self.counted.values()), default=0)
+        answering = max((sum(counted.values()) for counted in self.counted.values()), default=0)
         last = max((*self.silent, *self.processes), default=-1)
-        size = max(size, heard + len(self.silent), last + 1)
-        if size > _MOST_RANKS:
+        size = max(size, answering + len(self.silent), last + 1)
+        if size > MOST_RANKS:
             raise InvalidTraceError(
-                f"A communicator has {size} ranks, the most is {_MOST_RANKS}", code=_INVALID_RAS
+                f"A communicator has {size} ranks, the most is {MOST_RANKS}", code=INVALID_RAS
             )
         usual: dict[str, int] = {}
         for kind, counted in self.counted.items():
@@ -147,7 +145,7 @@ class _Section:
             if len(others) > 1 or (not others and len(listed) + len(self.silent) < size):
                 raise InvalidTraceError(
                     f"It does not say which ranks have launched which {kind}: {_NOT_ENOUGH}",
-                    code=_INVALID_RAS,
+                    code=INVALID_RAS,
                 )
             usual[kind] = max(others, default=0)
         # Ranks that are not listed share a dictionary: a line may count thousands of them.
@@ -246,6 +244,6 @@ class _Report:
                 return (section.communicator(size),)
         if self._sections or not self._largest:
             raise InvalidTraceError(
-                f"It does not name ranks of the whole job: {_NOT_ENOUGH}", code=_INVALID_RAS
+                f"It does not name ranks of the whole job: {_NOT_ENOUGH}", code=INVALID_RAS
             )
         return (_Section("0x0").communicator(self._largest),)

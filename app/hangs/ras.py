@@ -20,8 +20,8 @@ from app.analysis.hangs.state import Frame, Group, JobState, Pending, Place, Ran
 from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import MOST_FRAMES, Int64, RecordedFrame, Written, invalid
 
-_INVALID: Final = "hang.invalid_ras"
-_MOST_RANKS: Final = 1 << 16
+INVALID_RAS: Final = "hang.invalid_ras"
+MOST_RANKS: Final = 1 << 16
 _MOST_COMMUNICATORS: Final = 1 << 16
 # Ranks of the communicator of all processes, for each process that only other communicators list.
 _MOST_UNKNOWN: Final = 4
@@ -39,7 +39,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 
 
 class _Process(Written):
-    rank: int = Field(ge=0, lt=_MOST_RANKS)
+    rank: int = Field(ge=0, lt=MOST_RANKS)
     host: str = Field("", max_length=256)
     pid: Int64 = -1
     cuda_dev: Int64 = -1
@@ -62,8 +62,8 @@ class _MissingRank(_Process):
 class _Communicator(Written):
     hash: str = Field(max_length=_LONGEST_HASH)
     size: Int64
-    ranks: tuple[_Rank, ...] = Field(max_length=_MOST_RANKS)
-    missing_ranks: tuple[_MissingRank, ...] = Field((), max_length=_MOST_RANKS)
+    ranks: tuple[_Rank, ...] = Field(max_length=MOST_RANKS)
+    missing_ranks: tuple[_MissingRank, ...] = Field((), max_length=MOST_RANKS)
 
     @model_validator(mode="after")
     def _has_each_rank_once(self) -> Self:
@@ -127,7 +127,7 @@ def read_ras(body: bytes) -> tuple[Communicator, ...]:
     try:
         document = _Document.model_validate_json(body)
     except ValidationError as error:
-        raise invalid(error, _INVALID, what, "the document") from error
+        raise invalid(error, INVALID_RAS, what, "the document") from error
     communicators = []
     refused = None
     for place, value in enumerate(document.communicators):
@@ -135,7 +135,9 @@ def read_ras(body: bytes) -> tuple[Communicator, ...]:
             communicators.append(_read_communicator(value))
         except ValidationError as error:
             # NCCL may fill a communicator that is being destroyed with garbage.
-            refused = refused or invalid(error, _INVALID, what, "", ("communicators", str(place)))
+            refused = refused or invalid(
+                error, INVALID_RAS, what, "", ("communicators", str(place))
+            )
             name = value.get("hash") if isinstance(value, dict) else None
             name = name[:_LONGEST_HASH] if isinstance(name, str) else f"number {place}"
             communicators.append(Communicator(name, 0, ()))
@@ -254,7 +256,9 @@ def _waits(
     return {rank: name for rank, own in ahead.items() if own}, least[last] + 1
 
 
-def heard_by_ras(job: JobState, communicators: Sequence[Communicator]) -> Mapping[int, RankState]:
+def ranks_that_answer_ras(
+    job: JobState, communicators: Sequence[Communicator]
+) -> Mapping[int, RankState]:
     """Return the states of ranks that left no dump but answer to RAS.
 
     A process group is the only communicator of the same ranks. PyTorch and NCCL may count from
@@ -265,7 +269,7 @@ def heard_by_ras(job: JobState, communicators: Sequence[Communicator]) -> Mappin
     for index, group in enumerate(job.groups):
         by_ranks.setdefault(tuple(sorted(group.ranks)), []).append(index)
     launched: dict[tuple[int, ...], list[Mapping[int, int]]] = {}
-    heard = set[int]()
+    answering = set[int]()
     for communicator in used:
         members = {ranks[member.process]: member for member in communicator.members}
         answers = {
@@ -273,7 +277,7 @@ def heard_by_ras(job: JobState, communicators: Sequence[Communicator]) -> Mappin
             for rank, member in members.items()
             if member.launched is not None
         }
-        heard |= answers.keys()
+        answering |= answers.keys()
         launched.setdefault(tuple(sorted(members)), []).append(answers)
     reached: dict[int, dict[int, Reached]] = {}
     for key, of_communicators in launched.items():
@@ -291,7 +295,7 @@ def heard_by_ras(job: JobState, communicators: Sequence[Communicator]) -> Mappin
                 reached.setdefault(rank, {})[index] = Reached(total + difference, -1)
     return {
         rank: RankState(rank, reached=reached.get(rank, {}), is_recorded=False)
-        for rank in heard - job.ranks.keys()
+        for rank in answering - job.ranks.keys()
     }
 
 

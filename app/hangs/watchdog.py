@@ -47,6 +47,9 @@ _NAMES: Final = {
     "_ALLGATHER_BASE": "_all_gather_base",
 }
 
+# Part of all lines that are read ("work: ", "WorkNCCL"): other lines need no search for patterns.
+_HINT: Final = "ork"
+
 
 @dataclass(frozen=True, slots=True)
 class _Status:
@@ -77,9 +80,6 @@ def dumps_in_log(body: bytes) -> Mapping[int, RecordedDump]:
     return log.dumps()
 
 
-_HINT: Final = "ork"  # in "work: " and "WorkNCCL"
-
-
 class _Log:
     """The watchdogs' lines of a log, read one by one."""
 
@@ -104,8 +104,10 @@ class _Log:
             return
         name, description = group[1], group[2] or ""
         is_main = name == _MAIN_GROUP or description == DEFAULT_GROUP
-        # In other groups the number after "Rank" is that within the group.
-        rank = int(own[1] if own else group[3]) if own or is_main else MOST_RANKS
+        if own is None and not is_main:
+            # In other groups the number after "Rank" is that within the group.
+            return
+        rank = int(own[1] if own else group[3])
         if rank >= MOST_RANKS:
             return
         enqueued, completed = int(status[1]), int(status[2])

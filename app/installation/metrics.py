@@ -124,8 +124,8 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
     return list(families.values())
 
 
-# `job` is a label that Prometheus itself gives to all metrics of a server, which then renames this
-# one: `training_job` is the job's name. `job` stays for one version.
+# `training_job` is the job's name. `job` is kept for one version: Prometheus gives this label to
+# all metrics of a server, and renames ours to `exported_job`.
 _JOB = ("project", "job", "training_job")
 
 

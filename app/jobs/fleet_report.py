@@ -244,6 +244,11 @@ class Sample(StrEnum):
     # Jobs that the paper would analyze: `PAPER_FEWEST_GPUS` or more, at most `PAPER_MOST_RESTARTS`
     PAPER = "paper"
 
+    @classmethod
+    def of(cls, text: str) -> Sample:
+        """Return the sample that a page's address names; `ALL` if it names none."""
+        return cls(text) if text in tuple(cls) else cls.ALL
+
 
 @dataclass(frozen=True, slots=True)
 class SampledJobs:

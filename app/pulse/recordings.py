@@ -296,7 +296,7 @@ def request_every_rank(container: Container, claim: Claim) -> None:
             return
         group_of_job(tx, session.job_id)
         key = session.job_id, session.attempt
-        asked = tx.session.execute(
+        earlier = tx.session.execute(
             select(RecordingRequest.id).where(
                 RecordingRequest.job_id == session.job_id,
                 RecordingRequest.attempt == session.attempt,
@@ -310,7 +310,7 @@ def request_every_rank(container: Container, claim: Claim) -> None:
                 PulseState.advanced_at > tx.now - PATIENCE,
             )
         ).one_or_none()
-        if asked is not None or running is None:
+        if earlier is not None or running is None:
             return
         steps = container.settings.pulse_record_steps
         request = request_recording(

@@ -43,7 +43,7 @@ FORWARDED_HEADERS: Final = (
 _FORWARDED: Final = frozenset(name.encode() for name in FORWARDED_HEADERS)
 
 
-# Paths that are answered under any host name: what they say is no secret.
+# Paths that are answered under any host name, as their answers are not secret.
 OF_HEALTH: Final = frozenset({"/healthz", "/readyz"})
 
 
@@ -84,7 +84,7 @@ class HostGuard:
         hosts = Headers(scope=scope).getlist("host")
         app: ASGIApp = self.app
         if scope["path"] in OF_HEALTH:
-            # A load balancer asks for them by address, or without a host.
+            # A load balancer requests them by address, or without a host.
             pass
         elif len(hosts) != 1 or not self._answers(hosts[0]):
             app = problem(

@@ -40,7 +40,7 @@ _LAYERS = 2
 
 @dataclass(frozen=True)
 class NestedJob:
-    """Sizes and habits of a job."""
+    """Sizes, schedule and noise of a job."""
 
     sizes: Sizes
     experts: int  # ranks that share experts; 1 for none
@@ -56,7 +56,7 @@ class NestedJob:
     clocks_ns: int  # largest offset of a rank's clock
     seed: int
     origin: int | None = None  # rank that computes longer
-    factor: float = 1.0  # by which it does
+    factor: float = 1.0  # its computing times ÷ those of its peers
 
     @property
     def healthy(self) -> NestedJob:

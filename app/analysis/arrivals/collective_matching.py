@@ -2,8 +2,8 @@
 
 Groups are the data-parallel ranks of a stage, those of them that share experts if the metadata have
 ``ep``, and the tensor- and context-parallel ranks of a (DP, PP) cell in which several ranks
-recorded. A step in which ranks recorded different numbers of
-collectives is left out; if this is true of all steps, the collectives before the difference count.
+recorded. A step in which ranks recorded different numbers of collectives is left out; if this is
+true of all steps, the collectives before the difference count.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ THRESHOLDS: Final = Thresholds()
 class LateSends:
     """Lateness of sends and receives at the collectives of a group, arrays (collectives,)."""
 
-    # further wait of the group, as its last rank received its input later than the others
+    # wait of the group because its last rank received its input later than the others; not in
+    # `Waits.wait_ns`
     received_ns: FloatArray
     # time that the analyzed rank computes longer than the others after the last collective of a
     # computation, before it sends

@@ -25,7 +25,7 @@ from app.analysis.diagnosis.observation import (
 )
 from app.analysis.diagnosis.recorded_lengths import RecordedLengths
 from app.analysis.quantities import BoolArray, FloatArray, SingleArray
-from app.analysis.replay.robust_statistics import median, peers_median, quantiles
+from app.analysis.replay.robust_statistics import MAD_TO_SD, median, peers_median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 _ENOUGH: Final = 150_000  # computations that suffice to see whether lengths differ
@@ -192,7 +192,7 @@ def _scatter_over_ranks(lanes: SingleArray) -> float:
     if lasting > THRESHOLDS.most_autocorrelation:
         return 0.0
     middle = np.median(apart, axis=1, keepdims=True)
-    return float(np.median(1.4826 * np.median(np.abs(apart - middle), axis=1)))
+    return float(np.median(MAD_TO_SD * np.median(np.abs(apart - middle), axis=1)))
 
 
 def of_steps(relative: SingleArray) -> SingleArray:
@@ -205,7 +205,7 @@ def _rates(within: SingleArray) -> FloatArray:
     # Computes `robust_deviation` of all stages in one call. The array is transposed so that each
     # stage's values are contiguous, as partitioning is slow otherwise.
     some = np.array([sample(of_stage) for of_stage in within]).T
-    scatter = np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
+    scatter = np.asarray(MAD_TO_SD * median(np.abs(some - median(some))), dtype=np.float64)
     typical = float(median(scatter))
     if typical <= 0:
         return np.ones(len(within))

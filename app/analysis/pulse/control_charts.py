@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from app.analysis.pulse.measurements import COMPUTING, FEW_HOSTS, OF_JOB, REST, Subjects
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
-from app.analysis.replay.robust_statistics import median_of_known
+from app.analysis.replay.robust_statistics import MAD_TO_SD, median_of_known
 
 # Scores that open and clear a notice: the probability of a false alarm is about exp(-18) a step.
-_NOTICED: Final = 18.0
-_CLEARED: Final = 14.0
+NOTICED: Final = 18.0
+CLEARED: Final = 14.0
 # Half of the smallest logarithmic slowdown that is detected, for a rank, a stage and the job.
 _SLACK: Final = 0.05
 _STAGE_SLACK: Final = 0.06
@@ -55,7 +55,7 @@ _GROWTH_SLACK: Final = 0.6
 _GROWTH_SPREADS: Final = 4.0
 # Fewer ranks show no spread.
 _FEWEST: Final = 4
-# It is steady if it passed from half of the slack to all of it in at least this number of
+# Growth is steady if it passed from half of the slack to all of it in at least this number of
 # stretches.
 _STEADY: Final = 3
 # A stretch adds at most this amount to the score of growth.
@@ -166,8 +166,8 @@ class Charts:
         spelled[silent] = 0.0
         spelled[:, :OF_JOB] = 0.0
         score, spells = _summed(added, self.score), _summed(spelled, self.spells)
-        needed = np.where(self.noticed, _CLEARED, _NOTICED)
-        crossed = (score >= needed) | (spells >= _NOTICED)
+        needed = np.where(self.noticed, CLEARED, NOTICED)
+        crossed = (score >= needed) | (spells >= NOTICED)
         return ChartRun(score, spells, crossed, self.rise, numbers)
 
     def take(self, run: ChartRun, step: int) -> None:
@@ -178,16 +178,16 @@ class Charts:
 
     def is_cleared(self) -> IntArray:
         """Return the noticed subjects whose score shows that they recovered, as indices."""
-        return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
+        return np.flatnonzero(self.noticed & (self.score >= CLEARED))
 
     def is_noticed(self) -> IntArray:
         """Return the subjects that became slow, as indices, sorted by descending score."""
-        subjects = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
+        subjects = np.flatnonzero(~self.noticed & (self.score >= NOTICED))
         return subjects[np.argsort(-self.score[subjects], kind="stable")]
 
     def has_spells(self) -> IntArray:
         """Return the subjects whose score shows spells, as indices."""
-        return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
+        return np.flatnonzero(~self.noticed & (self.spells >= NOTICED))
 
     def add_growth(self, means: FloatArray, subjects: Subjects) -> None:
         """Add a stretch to the scores of growth.
@@ -209,7 +209,7 @@ class Charts:
         if np.count_nonzero(counts) < _FEWEST:
             return
         others = ranks[counts]
-        spread = 1.4826 * float(np.median(np.abs(others - np.median(others))))
+        spread = MAD_TO_SD * float(np.median(np.abs(others - np.median(others))))
         self.spread += _VARIANCE_FOLLOWS * (spread - self.spread)
         slack = np.maximum(slack, _GROWTH_SPREADS * max(spread, self.spread))
         with np.errstate(invalid="ignore"):
@@ -223,7 +223,7 @@ class Charts:
 
     def is_growing(self) -> IntArray:
         """Return the subjects that have become slow steadily, sorted by descending score."""
-        subjects = np.flatnonzero((self.growth >= _NOTICED) & (self.passing >= _STEADY))
+        subjects = np.flatnonzero((self.growth >= NOTICED) & (self.passing >= _STEADY))
         return subjects[np.argsort(-self.growth[subjects], kind="stable")]
 
     def open(self, subject: int, height: float) -> None:
@@ -256,15 +256,15 @@ class Charts:
 
         A lasting slowdown gets a notice by the other score.
         """
-        if self.score[subject] < _NOTICED / 3:
+        if self.score[subject] < NOTICED / 3:
             return False
-        self.spells[subject] = _NOTICED - 1
+        self.spells[subject] = NOTICED - 1
         return True
 
     @property
     def quiet(self) -> BoolArray:
         """Return which subjects have neither a notice nor a suspicious score, bool[subjects]."""
-        return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
+        return ~self.noticed & ~self.touched & (self.score < NOTICED / 3)
 
     @property
     def hiccup(self) -> FloatArray:
@@ -298,7 +298,7 @@ class Charts:
         if not enough.any():
             return
         with np.errstate(invalid="ignore"):
-            variance = (1.4826 * median_of_known(np.abs(values - middle))) ** 2
+            variance = (MAD_TO_SD * median_of_known(np.abs(values - middle))) ** 2
             # Clip hiccups, since the rate of hiccups is modelled separately from the variance.
             bound = np.fmax(_HICCUP * np.sqrt(variance), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)

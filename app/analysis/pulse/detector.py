@@ -136,9 +136,9 @@ class Watch:
             crossings = np.flatnonzero(run.crossed.any(axis=1))
             stop = at + int(crossings[0]) + 1 if len(crossings) else len(values)
             if has_usual:
-                some, known = slice(at, stop), self.tracker.rotates
+                some, has_case = slice(at, stop), self.tracker.rotates
                 of_ranks = values[some, subjects.of_ranks]
-                self.pauses.look(measured.some(some), of_ranks, subjects, ledger, known=known)
+                self.pauses.look(measured.some(some), of_ranks, subjects, ledger, has_case=has_case)
             self.charts.take(run, stop - at - 1)
             at = stop
             if not len(crossings):

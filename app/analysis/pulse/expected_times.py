@@ -29,7 +29,7 @@ from app.analysis.pulse.medians import (
 )
 from app.analysis.pulse.token_model import TokenModel, against_peers
 from app.analysis.quantities import BoolArray, FloatArray, IntArray
-from app.analysis.replay.robust_statistics import median_of_known
+from app.analysis.replay.robust_statistics import MAD_TO_SD, median_of_known
 
 # Weight of the newest stretch of steps when a baseline is updated.
 _FOLLOWS: Final = 1 / 16
@@ -264,7 +264,7 @@ class Expected:
         moved = np.zeros_like(self.offset)
         if new.any():
             seen = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
-            spread = 1.4826 * np.median(np.abs(seen))
+            spread = MAD_TO_SD * np.median(np.abs(seen))
             limit = float(np.clip(_USUAL_SPREADS * spread, *_USUAL_OFFSET))
             several = np.mean(np.abs(seen) > limit) > _SEVERAL_KINDS
             limits = np.where(unsure[new] | several, np.inf, limit)

@@ -14,10 +14,12 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.columns import Steps
+from app.analysis.pulse.control_charts import CLEARED, NOTICED
 from app.analysis.pulse.measurements import Measured, Subjects
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, Part, cleared
 from app.analysis.quantities import FloatArray, IntArray
+from app.analysis.replay.robust_statistics import MAD_TO_SD
 
 # A step has a pause if a rank takes longer than its peers by this logarithm, and by this many
 # standard deviations of the ranks in the step.
@@ -38,15 +40,12 @@ _FORGETS: Final = 1 - 1 / 256
 # Steps that are needed to know the usual share; the first stretch of a group, in which the ranks'
 # usual differences are learned, does not count.
 _LEARNS: Final = 16
-# Scores that open and clear a notice, as in `control_charts`.
-_NOTICED: Final = 18.0
-_CLEARED: Final = 14.0
-# Scores that rise for more steps are of no change.
+# A score that rises for more steps than this shows no change, and is reset.
 _SLOWEST: Final = 200
-# Pauses move if at least this many hosts (or ranks) have them, none of them more often than this.
+# Pauses move if at least this many hosts (or ranks) have them, none of them more than this share.
 _FEWEST_PLACES: Final = 3
 _OF_ONE: Final = 0.5
-# With a notice, it is checked again after this many pauses.
+# While a notice is open, this number of pauses at a time is checked for whether they still move.
 _CHECKED: Final = 32
 # A notice is reopened if pauses come back within this many steps.
 _COMES_BACK: Final = 1000
@@ -70,9 +69,9 @@ class MovingPauses:
     places : Counter
         Number of pauses of each host since `rise`; of each rank if hosts are unknown.
     heights : list of float
-        Logarithms by which these steps are longer.
+        By pause since `rise`: logarithm by which the rank took longer than its peers.
     grown : float64[parts]
-        Sum of the growth of computing and of garbage collection in them.
+        Sum of the growth of computing and of garbage collection in these pauses.
     number : int
         Number of the notice in the ledger; -1 before the first one.
     noticed : bool
@@ -97,7 +96,7 @@ class MovingPauses:
         subjects: Subjects,
         ledger: Ledger,
         *,
-        known: bool,
+        has_case: bool,
     ) -> None:
         """Add steps; open or clear the notice.
 
@@ -105,8 +104,8 @@ class MovingPauses:
         ----------
         residuals : float64[steps, ranks]
             Logarithm of each rank's computing to that expected by its peers; NaN where unknown.
-        known : bool
-            Whether another notice already says that the slow rank changes.
+        has_case : bool
+            Whether a case is open whose slow rank changes, whose notice is enough.
         """
         ranks = len(subjects.ranks)
         if ranks < _FEWEST_RANKS:
@@ -115,22 +114,22 @@ class MovingPauses:
         grown = _growth(measured, residuals)
         longer = grown.sum(axis=0)
         middle = median_of_rows(longer)
-        scatter = 1.4826 * median_of_rows(np.abs(longer - middle[:, None]))
+        scatter = MAD_TO_SD * median_of_rows(np.abs(longer - middle[:, None]))
         top = longer.max(axis=1)
         paused = top >= np.maximum(_PAUSE, middle + _DEVIATIONS * scatter)
         for row, step in enumerate(measured.steps.steps.tolist()):
             if paused[row]:
                 self._count(longer[row], grown[:, row], subjects)
             self._score(step, paused=bool(paused[row]))
-            if self.noticed and self.score >= _CLEARED:
+            if self.noticed and self.score >= CLEARED:
                 self.end(self.rise, ledger)
             elif self.noticed and len(self.heights) >= _CHECKED:
                 if not self._moves():
                     # A rank or host that is always slow gets a notice of its own.
                     self.end(step, ledger)
                 self._forget_pauses()
-            elif not self.noticed and self.score >= _NOTICED:
-                if self._moves() and not known:
+            elif not self.noticed and self.score >= NOTICED:
+                if self._moves() and not has_case:
                     self._open(measured.steps, row, ledger)
                 self._forget()
 
@@ -146,6 +145,7 @@ class MovingPauses:
         self.grown += grown[:, rank]
 
     def _score(self, step: int, *, paused: bool) -> None:
+        """Add a step to the score, and to the usual share of steps with a pause."""
         prior, weight = _PRIOR
         share = (self.paused + prior * weight) / (self.steps + weight)
         usual = _UNCERTAIN * share

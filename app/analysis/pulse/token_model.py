@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.pulse.control_charts import CLEARED, NOTICED
 from app.analysis.pulse.measurements import Subjects
 from app.analysis.pulse.medians import median_of_others
 from app.analysis.pulse.notices import (
@@ -24,7 +25,7 @@ from app.analysis.pulse.notices import (
     describe_ranks,
 )
 from app.analysis.quantities import BoolArray, FloatArray
-from app.analysis.replay.robust_statistics import mean, median_of_known
+from app.analysis.replay.robust_statistics import MAD_TO_SD, mean, median_of_known
 
 # Recursive least squares: prior sum of squares, and weight of the earlier data when a stretch is
 # added.
@@ -168,9 +169,7 @@ def _centered(
 
 # Half of the smallest logarithmic surplus of computing that is noticed.
 _SLACK: Final = 0.1
-# Scores that open and clear a notice, and the most that a stretch of steps adds to a score.
-_NOTICED: Final = 18.0
-_CLEARED: Final = 14.0
+# A stretch of steps adds at most this amount to a score.
 _CAP: Final = 6.0
 # Factor of the variance, because lengths have heavier tails than a normal distribution, and least
 # standard deviation of a median.
@@ -180,6 +179,7 @@ _LEAST_DEVIATION: Final = 0.01
 # standard normal value.
 _OF_MEDIAN: Final = np.pi / 2
 _MEDIAN_SQUARE: Final = 0.455
+# Weight of a new stretch in `between`, `height` and `tokens`.
 _FOLLOWS: Final = 1 / 8
 
 
@@ -196,9 +196,9 @@ class TokenImbalance:
     Parameters
     ----------
     score : float64[ranks]
-        Of having a surplus; for ranks with a notice, of having none any more.
+        Score for having a surplus; for ranks with a notice, for no longer having one.
     surplus : float64[ranks]
-        Logarithm of computing to that of the peers in the last stretch, due to tokens.
+        Logarithm of computing to that of the peers in the last stretch, because of tokens.
     begun : float64[ranks]
         First step of the stretch in which the score began to rise.
     height, tokens : float64[ranks]
@@ -246,7 +246,7 @@ class TokenImbalance:
         explained = median_of_known(expected)
         # A faster device may rightly have more tokens.
         surplus = np.minimum(explained, median_of_known(against_peers(computing, subjects)))
-        one_step = 1.4826 * float(median_of_known(median_of_known(np.abs(expected - explained))))
+        one_step = MAD_TO_SD * float(median_of_known(median_of_known(np.abs(expected - explained))))
         moved = float(median_of_known((explained - self.surplus) ** 2)) / (2 * _MEDIAN_SQUARE)
         if np.isnan(one_step) or np.isnan(moved):
             return
@@ -259,8 +259,8 @@ class TokenImbalance:
         added = np.nan_to_num(np.where(self.height > 0, -added, added))
         self.begun[(self.score <= 0) & (added > 0)] = first_step
         self.score = np.maximum(self.score + added, 0.0)
-        opened = (self.height == 0) & (self.score >= _NOTICED)
-        over = (self.height > 0) & (self.score >= _CLEARED)
+        opened = (self.height == 0) & (self.score >= NOTICED)
+        over = (self.height > 0) & (self.score >= CLEARED)
         lasts = (self.height > 0) & (self.score <= 0)
         for name, values in (("height", surplus), ("tokens", uneven)):
             usual = getattr(self, name)

@@ -105,8 +105,8 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
     return ranks, float(gaps.max()) / NS_A_SECOND
 
 
-# Ends of the same collectives fit no common clock if they typically remain this share of a step
-# apart, as long as what stragglers cost, or fit only clocks that no real clock keeps.
+# Ends of the same collectives fit no common clock if they typically remain apart by this share of a
+# step, about as much as stragglers cost, or fit only clocks with a drift that no real clock has.
 MISFIT_OF_STEP: Final = 0.1
 
 

@@ -142,7 +142,7 @@ def _concatenate(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str
     return columns
 
 
-# Largest difference between two ranks' numbers of the same step, and fewest steps to compare.
+# Largest difference between two ranks' numbers of the same step, and fewest common steps.
 _MOST_LATER: Final = 2
 _FEWEST_STEPS: Final = 4
 # Steps are numbered differently if the ends of their collectives are this many times nearer to one
@@ -154,7 +154,7 @@ _MOST_STEPS: Final = 1 << 14  # bounds the size of a table of ranks by steps
 
 
 def _later_numbers(columns: Columns, names: Sequence[str]) -> dict[int, int]:
-    """Return by how much ranks number their steps later than most ranks, without zeros.
+    """Return by rank how much higher its numbers of the same steps are than usual, without zeros.
 
     Columns are those of a job without a pipeline, in which all ranks reduce gradients together.
     """
@@ -174,7 +174,7 @@ def _later_numbers(columns: Columns, names: Sequence[str]) -> dict[int, int]:
 
 
 def _later(ends_ns: FloatArray, others_ns: FloatArray) -> int:
-    """Return by how much a rank numbers its steps later than another rank; 0 if in doubt.
+    """Return how much higher a rank's numbers of the same steps are than another's; 0 if in doubt.
 
     Parameters
     ----------

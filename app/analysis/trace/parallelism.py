@@ -7,7 +7,7 @@ different times; the rank that delays the others is the rank with the longest co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +57,13 @@ def layers_per_chunk(
 def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
     """Return the number of layers of each chunk of a stage; None if `item` is malformed."""
     if _is_count(item):
-        assert isinstance(item, int)  # noqa: S101 - for the type checker
         return None if item % chunks else (item // chunks,) * chunks
     if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != chunks:
         return None
     return tuple(item) if all(_is_count(count) for count in item) else None
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -163,9 +162,7 @@ def expert_ranks(trace: Trace) -> int | None:
     It is the metadata's ``ep``, which must divide the number of DP ranks.
     """
     size = trace.meta.extra.get(EXPERTS_KEY)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return None
-    return None if trace.meta.sizes.dp % size else size
+    return size if _is_count(size) and trace.meta.sizes.dp % size == 0 else None
 
 
 def shares_experts(trace: Trace) -> bool:

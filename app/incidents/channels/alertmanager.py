@@ -23,9 +23,9 @@ from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
-# Labels of jobs that say who receives a message.
+# Labels of jobs by which Alertmanager selects the receiver of a message.
 ROUTING: Final = ("team", "owner")
-# Duration of an example, whose end no message says.
+# Duration of an example alert: no later message ends it.
 TEST_LASTS: Final = timedelta(minutes=5)
 # Go's zero time, which Alertmanager reads as "not ended".
 NEVER = "0001-01-01T00:00:00Z"

@@ -77,7 +77,7 @@ class FleetQuery:
         self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
         self.labels = labels == "1"
         self.figures = tab == FIGURES
-        self.sample = Sample(sample) if sample in tuple(Sample) else Sample.ALL
+        self.sample = Sample.of(sample)
         self.of_figures = ReportFilter(
             team.replace("\x00", "")[:MAX_CHARACTERS].strip(),
             self.filtered.owner,

@@ -151,8 +151,7 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
         with container.reading() as tx:
             selection = (tx, about.since(tx.now), about.end, query.filters)
             if name == FIGURES:
-                of = Sample(sample) if sample in tuple(Sample) else Sample.ALL
-                table = figures_csv(sampled_jobs(*selection, of).jobs)
+                table = figures_csv(sampled_jobs(*selection, Sample.of(sample)).jobs)
             else:
                 table = one_of(EXPORTS, name)(fleet_report(*selection))
         return csv_file(f"paceline-report-{name}.csv", table)

@@ -190,7 +190,7 @@ def workers_of(cause: NamedCause, report: Report) -> frozenset[Worker]:
 
 
 def _unless_named(workers: Collection[Worker], report: Report) -> str:
-    """Return what a finding about workers adds, if the causes do not name them; else nothing."""
+    """Return the clause about the first cause, unless the causes name all of the workers."""
     named = frozenset[Worker]().union(*(workers_of(cause, report) for cause in report.causes))
     return "" if named.issuperset(workers) else f"; {_first_cause(report)}"
 
@@ -208,7 +208,7 @@ def _first_cause(report: Report) -> str:
 def map_finding(report: Report) -> str:
     """Return the title of the worker map: the workers that stand out and their cost.
 
-    A worker's cost is that of all that it does, so that it may differ from the verdict.
+    A worker's cost is that of all its operations, so it may differ from the cost in the verdict.
     """
     ranked = report.ranked_workers()
     worst = cost(ranked[0][0])
@@ -224,20 +224,21 @@ def map_finding(report: Report) -> str:
         places = {item[axis] for item in outstanding}
         if len(places) == 1:
             text = f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
-            return text + _whatever(outstanding, report)
+            return text + _addition_if_unnamed(outstanding, report)
     return (
         f"No one place stands out: {count(len(outstanding))} workers alone cost {costs} of a step"
     )
 
 
-def _whatever(outstanding: Ranked, report: Report) -> str:
+def _addition_if_unnamed(outstanding: Ranked, report: Report) -> str:
+    """Return the clause about outstanding workers, unless the causes name all of them."""
     addition = _unless_named([item[1:] for item in outstanding], report)
     return f", whatever the reason{addition}" if addition else ""
 
 
 def _named(outstanding: Ranked, rest: Ranked, report: Report) -> str:
     names = listing([worker(dp, pp) for _, dp, pp in outstanding])
-    addition = _whatever(outstanding, report)
+    addition = _addition_if_unnamed(outstanding, report)
     if len(outstanding) == 1 and not addition and _explains(outstanding[0][0], report):
         head = f"Worker {names} alone explains the slowdown"
     elif len(outstanding) == 1:
@@ -410,9 +411,9 @@ def recovery_finding(report: Report) -> str:
 
 
 def _ideal(workers: Sequence[Worker], share: float, report: Report) -> str:
-    """Return why ideal workers would recover more than the causes that name these workers.
+    """Return the clause on why ideal workers recover more than the causes that name them.
 
-    An ideal worker also lacks what other causes do to it.
+    An ideal worker is rid of the effects of all causes, also of those that do not name it.
     """
     explained = sum(
         cause.contribution or 0.0

@@ -137,7 +137,7 @@ def test_a_repaired_host_need_not_be_cordoned_until_it_is_slow_again(
     assert "kubectl" in page(client, "/hosts/node-1").text
 
 
-def test_a_host_that_a_cause_of_the_job_names_says_so(
+def test_the_page_of_a_host_tells_causes_of_the_job_from_those_of_the_machine(
     container: Container, client: httpx.Client
 ) -> None:
     own = {**reading(1.4, cause=None), "other_cause": "memory_fragmentation"}

@@ -103,8 +103,8 @@ class Alternative:
     """Slowest rank's time without a plan ÷ its predicted time."""
     loss_risk: LossRisk
     """Risk by the largest γ: ``none`` if every column is computed, ``beyond_budget`` if γ is above
-    the accuracy budget; within it ``small`` up to γ = 0.25, else ``large``. No loss is predicted:
-    also a small one has to be measured.
+    the accuracy budget; within the budget ``small`` up to γ = 0.25, else ``large``. The loss itself
+    is not predicted and has to be measured.
     """
     within_budget: bool
     """Whether the γ of every rank is within the accuracy budget."""

@@ -11,7 +11,16 @@ from typing import Final
 from app.analysis.trace.recordings.events import Event
 from app.analysis.trace.recordings.kineto_columns import Kind
 from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX
-from app.analysis.trace.recordings.profiler.scan import Issue, Mark, Scan, Span, Work, plain_name
+from app.analysis.trace.recordings.profiler.scan import (
+    PIPELINE_MARKS,
+    TRAINING_MARKS,
+    Issue,
+    Mark,
+    Scan,
+    Span,
+    Work,
+    plain_name,
+)
 
 # Name of the range that a process group's backend records for each finished collective or transfer.
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
@@ -26,16 +35,7 @@ _NODE: Final = re.compile(r"torch::autograd::\w+|(?:torch::jit::.{1,80}::)?\w*Ba
 _ISSUED: Final = "c10d::"
 _COMMUNICATES: Final = "record_param_comms"
 # Prefixes of framework ranges that identify the parts of a step in a recording without labels.
-_MARKS: Final = (
-    "DistributedDataParallel.forward",
-    "FSDP::",
-    "FullyShardedDataParallel.",
-    "Optimizer.zero_grad#",
-    "## ",
-    # `ScheduleGPipe` appends the number of the microbatch to this prefix.
-    "Forward ",
-    "Backward ",
-)
+_MARKS: Final = (*TRAINING_MARKS, "## ", *PIPELINE_MARKS)
 # Prefixes of ranges that are kept as objects; other ranges are only packed into tables.
 _ALONE: Final = (
     TORCH_PREFIX,

@@ -62,8 +62,7 @@ class Event:
         """
         value = self.optional_integer(key)
         if value is None:
-            message = f"event {self.index} has no {key}"
-            refuse([Fault("missing_key", message, row=self.index, column=key)])
+            self._refuse_missing(key)
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -150,8 +149,7 @@ class Event:
     def _nanoseconds(self, key: str, scale: int) -> int:
         value = self.fields.get(key)
         if value is None:
-            message = f"event {self.index} has no {key}"
-            refuse([Fault("missing_key", message, row=self.index, column=key)])
+            self._refuse_missing(key)
         if isinstance(value, str):
             value = _number(value)
         if isinstance(value, float):
@@ -165,6 +163,10 @@ class Event:
                 self._refuse_time(key)
             return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
         return value * scale
+
+    def _refuse_missing(self, key: str) -> NoReturn:
+        message = f"event {self.index} has no {key}"
+        refuse([Fault("missing_key", message, row=self.index, column=key)])
 
     def _refuse(self, key: str, expected: str) -> NoReturn:
         message = f"the {key} of event {self.index} is not {expected}"

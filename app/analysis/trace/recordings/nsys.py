@@ -93,8 +93,10 @@ _ADVICE: Final = Advice(
     no_kernel=_PROFILE,
     host_events=_EMIT,
 )
-# _LISTED: number of names of ranges that a refusal lists; _MOST_LISTED: of ranges that it reads
+# _LISTED: maximum number of names of ranges that a refusal lists; _NAME_CHARS: characters of each;
+# _MOST_LISTED: maximum number of ranges that are read for it
 _LISTED: Final = 3
+_NAME_CHARS: Final = 60
 _MOST_LISTED: Final = 10_000
 
 
@@ -311,7 +313,9 @@ def _refuse_unnamed(
         name = _sql_of_name(tables, _NVTX, "textId")
         rows = database.execute(f'SELECT {name} FROM "{tables[_NVTX].name}"')  # noqa: S608 - known names
         names = Counter(_name(text) for (text,) in rows.fetchmany(_MOST_LISTED))
-        listed = ", ".join(f"{text[:60]!r} ({count})" for text, count in names.most_common(_LISTED))
+        listed = ", ".join(
+            f"{text[:_NAME_CHARS]!r} ({count})" for text, count in names.most_common(_LISTED)
+        )
     what = f"of the NVTX ranges, such as {listed}, none is" if listed else "no NVTX range is"
     refuse_body("no_labels", f"{what} a label or an operator of PyTorch. {_EMIT}")
 

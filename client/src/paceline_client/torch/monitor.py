@@ -60,7 +60,7 @@ class Monitor:
         self._sessions: list[Session] = []
         self._stop: list[Undo] | None = None
         self._pulse: RankPulse | None = None
-        # Types of operations that are hidden from sessions, but from those of every rank
+        # Types of operations that all sessions leave out but those of every rank
         self._hidden: tuple[str, ...] = ()
 
     def begin(  # noqa: PLR0913, PLR0917 - the parts of an attachment
@@ -392,7 +392,10 @@ def _at_fork(monitor: Monitor) -> None:
 
 
 def _failing() -> bool:
-    """Return whether an exception is being handled, or has ended the main thread."""
+    """Return whether an exception is being handled, or has ended the main thread.
+
+    An exit with code 0 is no failure.
+    """
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
         return bool(error.code)

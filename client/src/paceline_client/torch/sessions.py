@@ -125,7 +125,7 @@ class Sampling:
         self._longest_s = math.inf if longest_s is None else longest_s
         self._lead_s = max(_LEAD_S, message_delay_s)
         self._due_s: float | None = None
-        self._requested: tuple[int, bool] | None = None
+        self._requested: tuple[int, bool] | None = None  # steps, whether every rank records
         self._step_starts_s: list[float] = []
 
     def request(self, steps: int, *, every_rank: bool = False) -> None:
@@ -138,15 +138,16 @@ class Sampling:
         if len(self._step_starts_s) <= _FIRST_STEPS:
             return None
         requested, self._requested = self._requested, None
-        steps, every_rank = requested or (0, False)
         if requested is None:
             if self.every_s is None or (self._due_s is not None and now_s < self._due_s):
                 return None
             self._due_s = now_s + self.every_s
         starts_s = self._step_starts_s
         step_time_s = max((starts_s[-1] - starts_s[0]) / _FIRST_STEPS, 1e-6)
-        if not steps:
-            steps = self.steps
+        if requested is not None:
+            steps, every_rank = requested
+        else:
+            steps, every_rank = self.steps, False
             if steps * step_time_s > self._longest_s:
                 steps = min(steps, max(_LEAST_STEPS, int(self._longest_s / step_time_s)))
         lead = max(_LEAD_STEPS, math.ceil(self._lead_s / step_time_s))

@@ -72,7 +72,7 @@ def test_a_slow_worker_of_several_ranks_requests_a_session_of_every_rank(
     assert len(requests(installation)) == 1
 
 
-def test_a_job_without_a_pulse_is_asked_for_nothing(installation: Installation) -> None:
+def test_nothing_is_requested_of_a_job_without_a_pulse(installation: Installation) -> None:
     assert analyzed(installation, trace(SlowWorker((5, 1), 1.6))) == 1
     assert requests(installation) == []
 

@@ -64,7 +64,7 @@ def test_few_ranks_that_do_not_call_what_the_others_call_are_late() -> None:
     assert blamed(hang) == {3: HangKind.NEVER_ENTERED}
 
 
-def test_if_half_of_the_ranks_call_it_both_sides_are_named() -> None:
+def test_both_sides_are_named_if_half_of_the_ranks_call_a_collective() -> None:
     hang = judge_hang(state_of(program_dumps(some_call(4, [0, 2], BROADCAST))))
 
     callers = dict.fromkeys((0, 2), HangKind.MISMATCH)

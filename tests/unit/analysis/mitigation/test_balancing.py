@@ -110,7 +110,7 @@ def test_more_tokens_save_more_where_memory_holds_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [100, "many", True, 10**12])
-def test_a_limit_that_is_no_limit_changes_nothing(tokens: object) -> None:
+def test_a_small_or_invalid_limit_of_tokens_changes_nothing(tokens: object) -> None:
     trace = synthesize(JOB, (PartlyFull(),), seed=5).trace
     assert with_memory(trace, tokens).predicted_gain == fix_of(trace).predicted_gain
 

@@ -1,4 +1,4 @@
-"""Pauses of which another rank or host has one in each step."""
+"""Moving pauses: in each step another rank or host pauses."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_pauses_of_another_rank_in_each_step_blame_none(
     assert notice.factor == pytest.approx(1 + share / 0.7, abs=0.06)
 
 
-def test_a_fix_is_said_for_garbage_collections() -> None:
+def test_the_notice_of_garbage_collections_names_a_fix() -> None:
     job = moving(Part.GC, 0.2)
     (notice,) = notices_in(job.rows(), job.hosts)
 
     assert "gc.freeze" in notice.evidence.sentence
 
 
-def test_a_slow_rank_after_them_is_named() -> None:
+def test_a_slow_rank_after_moving_pauses_is_named() -> None:
     job = moving(Part.GC, 0.2, replace(DIALS, steps=400))
     job.computing[END - 30 :, 5] *= 1.4
     named = notices_in(job.rows(), job.hosts)

@@ -59,7 +59,7 @@ def test_no_step_is_long_because_the_rank_with_most_tokens_is_missing() -> None:
     assert notices_in(job.rows(), job.hosts) == ()
 
 
-def test_a_slow_rank_is_named_within_a_few_steps_there_too() -> None:
+def test_a_slow_rank_is_named_within_a_few_steps_despite_long_tailed_tokens() -> None:
     job = PulseJob.healthy(LONG_TAILS, stream(2, "slow"))
     truth = FAULTS["rank"](job, stream(3, "slow"), 300, 1.1)
     (notice,) = notices_in(job.rows(), job.hosts)
@@ -111,7 +111,7 @@ def test_more_tokens_of_a_faster_device_are_no_imbalance() -> None:
     assert notices_in(job.rows(), job.hosts) == ()
 
 
-def test_a_rank_with_more_tokens_that_becomes_slow_is_both() -> None:
+def test_a_rank_with_more_tokens_that_becomes_slow_has_both_notices() -> None:
     job = PulseJob.healthy(replace(LONG_TAILS, lengths=0.1), stream(8, "both"))
     FAULTS["tokens"](job, stream(9, "both"), 0, 2.0)
     (imbalance,) = notices_in(job.rows(), job.hosts)

@@ -14,14 +14,18 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.quantities import NS_A_SECOND
+from app.analysis.quantities import NS_A_SECOND, IntArray
 from app.analysis.trace.limits import MAX_TIME_NS, refuse_body
 from app.analysis.trace.recordings.profiler.labelled_pipeline import Advice
 from app.analysis.trace.recordings.profiler.pipeline_work import columns_of
-from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Scan
+from app.analysis.trace.recordings.profiler.scan import (
+    PIPELINE_MARKS,
+    TRAINING_MARKS,
+    Activity,
+    Kernels,
+    Scan,
+)
 from app.analysis.wording import percent
-
-IntArray = NDArray[np.int64]
 
 # _NAMED: maximum number of kernels and of gaps that a refusal names; _NAME_CHARS: of each name
 _NAMED: Final = 3
@@ -30,15 +34,6 @@ _NAME_CHARS: Final = 60
 _EXPLAINS: Final = 0.5
 # Largest number of distinct names that are counted.
 _MOST_NAMES: Final = 100_000
-# Beginnings of the names of ranges that `ScheduleGPipe` writes for the microbatches of a pipeline.
-_PIPELINE_MARKS: Final = ("Forward ", "Backward ")
-# Beginnings of the names of ranges that only a training records.
-_TRAINING_MARKS: Final = (
-    "FSDP::",
-    "FullyShardedDataParallel.",
-    "DistributedDataParallel.forward",
-    "Optimizer.zero_grad#",
-)
 _TRAIN: Final = (
     "Paceline compares the ranks of a training job: record whole steps (forward, backward, "
     "optimizer) of each rank, to a file a rank"
@@ -47,7 +42,7 @@ _TRAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a device computes nothing; in ns."""
+    """A time in which a device computes nothing, from start to end, in ns."""
 
     start: int
     end: int
@@ -63,7 +58,7 @@ class Names:
     in_gaps: tuple[str, ...]
 
 
-# Takes the gaps, and whether the recording has kernels.
+# Reads a recording again for the names, given the gaps and whether the recording has kernels.
 FindNames = Callable[[Sequence[Gap], bool], Names]
 
 
@@ -138,7 +133,7 @@ def refuse_without_steps(
             "the recording has the events of a device and no operators of the host, which tell "
             f"forwards, backwards and optimizers apart. {holds}. {advice.host_events}",
         )
-    marked = any(mark.name.startswith(_PIPELINE_MARKS) for mark in scan.marks)
+    marked = any(mark.name.startswith(PIPELINE_MARKS) for mark in scan.marks)
     if marked or (transfers and len(scan.gradients)):
         sent = f"its sends and receives ({transfers})" if transfers else "its ranges"
         refuse_body(
@@ -146,7 +141,7 @@ def refuse_without_steps(
             f"{sent} are those of a stage of a pipeline, and no range says which microbatch is "
             f"computed. {holds}. {advice.no_labels}",
         )
-    trains = [mark.name for mark in scan.marks if mark.name.startswith(_TRAINING_MARKS)]
+    trains = [mark.name for mark in scan.marks if mark.name.startswith(TRAINING_MARKS)]
     if scan.optimizers or len(scan.gradients) or trains:
         seen = f" ({_shown(trains[0])})" if trains else ""
         refuse_body(

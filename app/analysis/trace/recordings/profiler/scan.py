@@ -162,6 +162,17 @@ class Work:
     peer: int | None = None  # other rank of a transfer
 
 
+# Beginnings of the names of ranges that only a training records, and of those that `ScheduleGPipe`
+# writes for the microbatches of a pipeline, with their numbers.
+TRAINING_MARKS: Final = (
+    "FSDP::",
+    "FullyShardedDataParallel.",
+    "DistributedDataParallel.forward",
+    "Optimizer.zero_grad#",
+)
+PIPELINE_MARKS: Final = ("Forward ", "Backward ")
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A range that a framework records on the host, such as ``FSDP::pre_forward (0)``."""

@@ -79,7 +79,7 @@ FAULTY = "faulty events, such as those with a name whose quotes are not escaped"
     ],
 )
 @pytest.mark.parametrize("place", [0, 5, -1])
-def test_a_faulty_event_costs_itself(event: str, place: int) -> None:
+def test_only_the_faulty_event_is_left_out(event: str, place: int) -> None:
     wanted = operations(read_trace(host_steps()))
     file = host_steps()
     file.events.insert(place if place >= 0 else len(file.events), event)
@@ -102,19 +102,21 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", [0, 7, -1])
 @pytest.mark.parametrize("between", [",", ",\n    "])
-def test_a_name_with_unescaped_quotes_costs_its_event(name: str, place: int, between: str) -> None:
-    check_that_a_name_costs_its_event(host_steps(), name, place, between)
+def test_an_event_with_unescaped_quotes_in_its_name_is_left_out(
+    name: str, place: int, between: str
+) -> None:
+    check_that_an_event_of_this_name_is_left_out(host_steps(), name, place, between)
 
 
 @pytest.mark.parametrize("place", [0, 9_000, -1])
-def test_a_name_with_unescaped_quotes_costs_its_event_among_many(place: int) -> None:
+def test_an_event_with_unescaped_quotes_is_left_out_among_many(place: int) -> None:
     file = host_steps()
     for number in range(20_000):
         file.add("aten::mm", AT + number, 1, cat="cpu_op", External_id=number)
-    check_that_a_name_costs_its_event(file, NAMES[0], place, ",")
+    check_that_an_event_of_this_name_is_left_out(file, NAMES[0], place, ",")
 
 
-def check_that_a_name_costs_its_event(
+def check_that_an_event_of_this_name_is_left_out(
     file: KinetoFile, name: str, place: int, between: str
 ) -> None:
     wanted = operations(read_trace(file))
@@ -129,7 +131,7 @@ def check_that_a_name_costs_its_event(
     assert [one.what for one in decoded.unmapped] == [FAULTY]
 
 
-def test_a_name_that_is_not_utf_8_costs_its_characters() -> None:
+def test_characters_of_a_name_that_are_not_utf_8_are_replaced() -> None:
     file = host_steps()
     wanted = operations(read_trace(file))
     file.add("größe.py(3): run �", AT, 10, cat="python_function")

@@ -50,7 +50,7 @@ def refusal(file: KinetoFile) -> InvalidTraceError:
 
 
 @pytest.mark.parametrize("padding", [0, MANY])
-def test_inference_is_called_so_with_its_kernels_and_gaps(padding: int) -> None:
+def test_the_refusal_of_inference_names_its_kernels_and_gaps(padding: int) -> None:
     error = refusal(inference(padding=padding))
     assert error.stable_code == "trace.no_backward"
     assert "forwards only" in error.message
@@ -95,7 +95,7 @@ def pipeline() -> KinetoFile:
     return file
 
 
-def test_a_stage_of_an_inference_is_called_so() -> None:
+def test_a_stage_of_a_pipeline_of_inference_is_refused_as_inference() -> None:
     assert refusal(pipeline()).stable_code == "trace.no_backward"
     file = pipeline()
     for call in range(4):

@@ -82,7 +82,7 @@ def test_a_rank_with_other_step_numbers_is_matched_by_the_ends_of_steps(
     assert report.fidelity.discrepancy < 0.01
 
 
-def test_other_step_numbers_are_said_where_they_matter(tmp_path: Path) -> None:
+def test_the_coverage_names_other_step_numbers(tmp_path: Path) -> None:
     report = report_of(SPELL, lambda events: numbered_later(events, 1), tmp_path)
 
     said = [item.what for item in report.coverage.unmapped]
