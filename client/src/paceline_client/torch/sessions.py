@@ -70,14 +70,17 @@ class Window:
         return self.start + 1
 
     def text(self) -> str:
-        """Return the window as text for other ranks."""
-        return json.dumps([self.start, self.steps, self.every_rank])
+        """Return the window as text for other ranks, which may have version 0.2.0 of this client.
+
+        That version reads two numbers, so windows of every rank alone have a third item.
+        """
+        return json.dumps([self.start, self.steps, *([True] if self.every_rank else ())])
 
     @staticmethod
     def read(text: str | bytes) -> Window:
         """Return the window that `text` describes."""
-        start, steps, every_rank = json.loads(text)
-        return Window(int(start), int(steps), bool(every_rank))
+        start, steps, *every_rank = json.loads(text)
+        return Window(int(start), int(steps), every_rank == [True])
 
 
 def seconds(time: str | float | None, argument: str = "every") -> float | None:
