@@ -65,7 +65,7 @@ STATEMENTS: Final = {
     "/sessions/{no_verdict}": 9,
     "/compare?a={analyzed}&b={no_verdict}": 8,
     "/report": 5,
-    "/?tab=figures": 2,
+    "/?tab=figures": 3,
     "/ingest": 8,
     "/hosts": 8,
     "/hosts/{host}": 10,
