@@ -25,6 +25,8 @@ NS: Final = 1e-9
 # Types that hosts launch as soon as their dependencies have ended.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 ALL_STEPS: Final = slice(None)
+# Two operations start at one moment if their starts differ by at most this: clocks are rounded.
+_MOMENT_NS: Final = 50_000
 # Number of elements that a NumPy call works on, which limits the size of temporary arrays.
 _AT_A_TIME: Final = 1 << 16
 
@@ -100,6 +102,22 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
     return np.asarray(kept_delays(group)[0][nodes])
 
 
+def _kept_in_replays(group: ShapeGroup) -> FloatArray:
+    """Return the launch delays that a replay keeps whatever it changes, ns.
+
+    A send that starts at the moment at which its receive starts is recorded from the exchange on.
+    It waited for its receiver, and the replay itself computes this wait.
+    """
+    delays, start = kept_delays(group)[0].copy(), group.layout.start_ns
+    sends = group.layout.of_types(FORWARD_SEND, BACKWARD_SEND)
+    for unit in group.graph.units:
+        for node in (node for node in unit.members if sends[node] and len(unit.members) > 1):
+            others = [other for other in unit.members if other != node]
+            posted = start[others].max(axis=0)
+            delays[node][np.abs(start[node] - posted) <= _MOMENT_NS] = 0.0
+    return delays
+
+
 def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
     """Return step times with recorded launch delays: as recorded, and with each replacement.
 
@@ -124,7 +142,7 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
         takes,
         lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
         late,
-        kept_delays(group)[0],
+        group.memoize(_kept_in_replays),
     )
     return times_ns.T * NS
 

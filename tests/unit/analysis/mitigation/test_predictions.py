@@ -10,6 +10,8 @@ import pytest
 from app.analysis.diagnosis.finding import Stalls
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Recommendation
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -26,7 +28,15 @@ from app.analysis.synthesis.injections.delays import (
 )
 from app.analysis.synthesis.job import USUAL_OP_TYPES, CostModel, JobModel, Profiler, Schedule
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
+from app.analysis.trace.model import (
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    SEPARATE_ALL_REDUCE,
+    Sizes,
+    Trace,
+)
 
 JOB = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=16)
 # A job with late launches, which the replay does not model, so that it is some per cent off.
@@ -89,6 +99,33 @@ def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
     # The prediction must contain the launches: the replay of durations alone has a larger error.
     healthy = analyze(synthesize(LATE, seed=3).trace).report
     assert healthy.fidelity.discrepancy > 0.01
+
+
+def sends_from_the_exchange(trace: Trace) -> Trace:
+    """Return the trace with each send recorded only once its receive is posted."""
+    keys = zip(
+        *(a.tolist() for a in (trace.op, trace.dp, trace.pp, trace.step, trace.mb)), strict=True
+    )
+    row_of = {(trace.op_names[op], *rest): row for row, (op, *rest) in enumerate(keys)}
+    start_ns = trace.start_ns.copy()
+    for (op, dp, pp, *rest), row in row_of.items():
+        receive, to = {FORWARD_SEND: (FORWARD_RECV, 1), BACKWARD_SEND: (BACKWARD_RECV, -1)}.get(
+            op, (op, 0)
+        )
+        start_ns[row] = max(start_ns[row], start_ns[row_of[receive, dp, pp + to, *rest]])
+    duration_ns = trace.duration_ns - (start_ns - trace.start_ns)
+    return replace(trace, start_ns=start_ns, duration_ns=duration_ns)
+
+
+def test_a_send_recorded_from_the_exchange_on_is_not_a_late_launch() -> None:
+    job = HostJob(dp=2, pp=4, microbatches=8, steps=8, wire_ns=MS, factors={(0, 2): 1.5})
+    session = run(job)
+    healthy_s = run(job.healthy).step_time_s
+    report = analyze(sends_from_the_exchange(session.trace)).report
+    first = report.recommendations[0]
+    assert first.action == "replace_worker"
+    saved_s = float(np.mean(report.step_times.simulated)) - first.predicted_step_time
+    assert session.step_time_s - saved_s == pytest.approx(healthy_s, rel=0.01)
 
 
 def test_a_replacement_brings_nothing_to_a_healthy_job() -> None:
