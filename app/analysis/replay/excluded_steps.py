@@ -274,7 +274,9 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
     first = session.opens
     if session.begins_ns.shape[1] == 1:
         return {}
-    apart_ns = np.ptp(session.begins_ns - median(session.begins_ns[~first]), axis=1)
+    unusual_ns = session.begins_ns - median(session.begins_ns[~first])
+    # Ranks that begin together do not begin apart, even if a rank begins all later steps late.
+    apart_ns = np.minimum(np.ptp(unusual_ns, axis=1), np.ptp(session.begins_ns, axis=1))
     # Computing time in a step of the worker that computes for longest
     computes = layout.of_types(*(name for name in COMPUTE if name in layout.op_names))
     computations = int(np.bincount(layout.nodes.pp[computes]).max())

@@ -75,6 +75,20 @@ class ProfilerStart(Injection):
         return (0,)
 
 
+@dataclass(frozen=True, slots=True)
+class UnrecordedPause(Injection):
+    """A rank pauses after each step, so that it begins all steps but the first one late."""
+
+    pause_ns: float
+    cause: ClassVar[str] = ""
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - always this rank
+        """Delay the first operations of a rank, which wait for nothing, from the second step on."""
+        for node, before in enumerate(work.program.after):
+            if not before:
+                work.delay_ns[node, 1:, 2] += self.pause_ns
+
+
 ODD = {
     "first step 2x": WarmUp((0,), 2.0),
     "first step 6x": WarmUp((0,), 6.0),
@@ -173,6 +187,11 @@ def test_the_reason_of_each_excluded_step_is_named(name: str, said: str) -> None
 )
 def test_a_step_that_shows_a_cause_is_not_excluded(injection: Injection) -> None:
     assert odd_of(injection, job=replace(FLAT, steps=40)) == ()
+
+
+def test_a_step_that_ranks_begin_together_is_not_excluded_because_later_ones_begin_apart() -> None:
+    pausing = UnrecordedPause(0.5 * S)
+    assert odd_of(pausing, job=replace(FLAT, steps=8)) == ()
 
 
 def test_data_that_comes_late_every_eight_steps_leaves_the_first_one() -> None:
