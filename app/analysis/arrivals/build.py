@@ -314,11 +314,12 @@ def _by_rank(
     origin = np.searchsorted(ranks, credit.rank)
     caused_s = credit.waited_ns * NS / steps
     rank_seconds = np.bincount(origin, weights=caused_s, minlength=width)
-    # Number of ranks of each group that wait for its last rank, and the mean wait of each of them
-    # for each rank, shape (ranks, groups)
-    waiting = np.array([len(group.ranks) - 1 for group in meetings.groups]) + (absent >= 0)
+    # Number of recorded ranks that wait for each rank in each group, and the mean wait of each of
+    # them; the shape is (ranks, groups)
+    others = np.array([len(group.ranks) - 1 for group in meetings.groups])
+    waiting = np.maximum(others + (ranks[:, None] == absent), 1)
     group = meetings.group[credit.meeting]
-    each_s = _sums(origin, group, caused_s, (width, len(waiting))) / waiting
+    each_s = _sums(origin, group, caused_s, waiting.shape) / waiting
     longest = each_s.argmax(axis=1)
     waited_for_s = each_s.max(axis=1)
     in_longest = group == longest[origin]
@@ -330,7 +331,7 @@ def _by_rank(
         (width, steps),
     )
     own = _sums(row, step[meetings.meeting], waited_s, (width, steps))
-    error_s = _by_chance(steps * (of_step / waiting[longest][:, None] - own))
+    error_s = _by_chance(steps * (of_step / waiting[np.arange(width), longest][:, None] - own))
     arrivals = [
         RankArrivals(
             rank,

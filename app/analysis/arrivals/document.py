@@ -21,7 +21,8 @@ class Thresholds:
 
 
 THRESHOLDS: Final = Thresholds()
-# Share of the waiting for a rank in other groups than its own up to which only its own is named.
+# Share of the waiting for a rank in other groups than its own up to which only its own is named,
+# and share of all but one of the waiting ranks up to which only this one is named.
 _ELSEWHERE: Final = 0.05
 
 
@@ -93,8 +94,8 @@ class RankArrivals:
     all ranks add up to the waiting of all ranks.
     """
     waited_for_s: float
-    """Time that each other rank of a group waits because of this rank, seconds per step: the mean
-    of the group that waits longest for it.
+    """Time that each other recorded rank of a group waits because of this rank, seconds per step:
+    the mean of the group that waits longest for it.
     """
     waits_s: float
     """Time that this rank waits for other ranks, seconds per step."""
@@ -198,14 +199,25 @@ class Arrivals:
     def _wait(self) -> str:
         worst = self.worst
         waited_s = worst.waited_for_s
-        time = f"{waited_s:.3g} s" if waited_s >= 1 else f"{waited_s * 1000:.3g} ms"
+        time = _time(waited_s)
+        waits_s = {one.rank: one.waits_s for one in self.ranks if not one.missing}
         for group in self.groups:
-            waiting = len(group.ranks) - 1
-            alone = worst.rank_seconds <= (1 + _ELSEWHERE) * waiting * waited_s
-            if worst.rank in group.ranks and alone:
-                who = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
-                return f"{who} {time} a step"
+            others = [rank for rank in group.ranks if rank in waits_s and rank != worst.rank]
+            alone = worst.rank_seconds <= (1 + _ELSEWHERE) * len(others) * waited_s
+            if worst.rank not in group.ranks or not others or not alone:
+                continue
+            longest = max(others, key=waits_s.__getitem__)
+            by_rest_s = sum(waits_s[rank] for rank in others if rank != longest)
+            if len(others) > 1 and by_rest_s <= _ELSEWHERE * worst.rank_seconds:
+                time = _time(min(waits_s[longest], worst.rank_seconds))
+                return f"rank {longest} alone waits {time} a step"
+            who = "1 rank waits" if len(others) == 1 else f"{len(others)} ranks wait"
+            return f"{who} {time} a step"
         return f"other ranks wait up to {time} a step"
+
+
+def _time(time_s: float) -> str:
+    return f"{time_s:.3g} s" if time_s >= 1 else f"{time_s * 1000:.3g} ms"
 
 
 @dataclass(frozen=True, slots=True)

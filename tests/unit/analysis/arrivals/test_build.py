@@ -207,6 +207,24 @@ def test_a_rank_that_recorded_nothing_is_named_where_all_others_wait_for_it() ->
     assert [one.transfer_s for one in group.collectives] == [0.01] * 3
 
 
+def test_a_rank_that_recorded_nothing_is_not_counted_among_those_that_wait() -> None:
+    rows = [
+        (rank, step, GRADS_REDUCE_SCATTER, 0, 100 * step + start, 90 - start)
+        for step in range(6)
+        for rank, start in ((0, 20), (1, 20), (2, 80))
+    ]
+    found = _arrivals(_hand_made(rows, dp=4))
+    assert found.worst.rank == 2
+    assert found.worst.waited_for_s == pytest.approx(0.06)
+    assert found.words.endswith("; 2 ranks wait 60 ms a step for it")
+
+
+def test_if_one_rank_alone_waits_it_is_named() -> None:
+    taken = np.full((4, 6), 80)
+    taken[2], taken[0] = 40, 81
+    assert _arrivals(_computing(taken)).waiting == "Rank 2 alone waits 41 ms a step for rank 0"
+
+
 def test_waiting_that_computing_hides_is_none() -> None:
     rows = [
         (0, 0, "backward-compute", 0, 0, 60),
