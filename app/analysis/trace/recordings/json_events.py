@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -74,12 +74,11 @@ class Skipped:
 
     Parameters
     ----------
-    is_item : callable
-        Returns whether an object is an item of the array; else it is inside an item that is no
-        JSON.
+    key : str
+        Key that each item of the array has; an object without it is inside an item that is no JSON.
     """
 
-    is_item: Callable[[Mapping[str, object]], bool]
+    key: str
     count: int = 0
     items: int = 0  # all items that were read
     scanned: int = 0  # characters scanned in vain
@@ -309,10 +308,9 @@ class _Text:
         Returns
         -------
         int
-            Number of objects that are left out; 0 if no end is found.
+            Number of items that are left out; 0 if no end is found.
         """
         begin = 0  # where the search goes on, from the cursor on
-        count = 1
         while True:
             match = _BETWEEN_OBJECTS.search(self._buffer, self._at + begin)
             if match is None:
@@ -323,16 +321,17 @@ class _Text:
                 ends = [end.start() for end in _END_OF_ARRAY.finditer(self._buffer, self._at)]
                 if not (self._ended and ends):
                     return 0
-                self._at = ends[-1] + 1
+                begin = ends[-1] + 1 - self._at
                 break
             begin = match.start() + 1 - self._at
             if begin > self._longest_item or skipped.scanned > _MOST_SCANNED:
                 return 0
             if self._is_item_at(match.end() - self._at, skipped):
-                self._at += begin
                 break
-            count += 1
-        return count
+        end = self._at + begin
+        count = self._buffer.count(f'"{skipped.key}"', self._at, end)
+        self._at = end
+        return max(count, 1)
 
     def _is_item_at(self, place: int, skipped: Skipped) -> bool:
         """Return whether an item of the array begins at a place behind the cursor."""
@@ -353,7 +352,7 @@ class _Text:
                     return False
             else:
                 skipped.scanned += end
-                return isinstance(value, dict) and skipped.is_item(value)
+                return isinstance(value, dict) and skipped.key in value
         return False
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:

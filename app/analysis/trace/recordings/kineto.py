@@ -296,7 +296,7 @@ def tolerating(skipped: Skipped | None) -> Iterator[None]:
 
 def skipping() -> Skipped:
     """Return a counter of the faulty events of a file."""
-    return Skipped(lambda value: "ph" in value)
+    return Skipped(key="ph")
 
 
 def _decode_rank(  # noqa: PLR0913 - facts of the file
