@@ -28,6 +28,7 @@ from app.analysis.trace.recordings.files import (
     number_ranks,
 )
 from app.analysis.trace.recordings.labels import OwnRanges
+from app.analysis.wording import NBSP
 from app.errors import (
     BodyTooLargeError,
     InvalidFolderError,
@@ -157,7 +158,8 @@ def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
     """Yield the files that were not read, in the form of entries of metadata and reports."""
     for skipped in not_read[:NAMED]:
         text = f"file that is not read, {skipped.name[-_NAME_CHARS:]}: {skipped.why}"
-        yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
+        shown = (char if char.isprintable() or char == NBSP else "?" for char in text)
+        yield Unmapped("".join(shown), 1)
     if len(not_read) > NAMED:
         yield Unmapped("more files that are not read", len(not_read) - NAMED)
 

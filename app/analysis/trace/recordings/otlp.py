@@ -211,7 +211,9 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
 
 
 def _refuse_others(recorded: _Spans) -> None:
-    """Refuse a body of spans of which none is of Megatron-LM."""
+    """Refuse a body without spans, or of spans of which none is of Megatron-LM."""
+    if not (recorded.spans or recorded.lost or recorded.of_megatron):
+        refuse_body("no_microbatches", "there are no spans in the file")
     if recorded.of_megatron or not recorded.others:
         return
     listed = ", ".join(

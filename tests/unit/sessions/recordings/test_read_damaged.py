@@ -10,8 +10,8 @@ import pytest
 
 from app.analysis.trace.limits import Limits
 from app.errors import InvalidTraceError
-from app.sessions.recordings.choose import NamedFile
-from app.sessions.recordings.read import Reading, Recorded, files_of, read_files
+from app.sessions.recordings.choose import NamedFile, NotRead
+from app.sessions.recordings.read import Reading, Recorded, files_of, left_out, read_files
 from tests.support.trainings.files import write_training
 from tests.support.trainings.job import Kind, Style, Training
 from tests.unit.analysis.trace.recordings.xplane_files import tpu_hosts
@@ -53,6 +53,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def folder(tmp_path: Path) -> Path:
     write_training(Training(Kind.DDP, layers=3, kernels=2, steps=3, ranks=RANKS), Style(), tmp_path)
     return tmp_path
+
+
+def test_the_reason_of_a_file_left_out_keeps_its_spaces() -> None:
+    [entry] = left_out([NotRead("rank1.json", "the device is busy 98\N{NO-BREAK SPACE}%\x07")])
+    assert entry.what.endswith("busy 98\N{NO-BREAK SPACE}%?")
 
 
 def read(folder: Path) -> Recorded:

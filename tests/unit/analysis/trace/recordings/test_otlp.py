@@ -135,6 +135,12 @@ def test_without_spans_of_microbatches_the_group_is_named() -> None:
     assert caught.value.stable_code == "trace.no_microbatches"
 
 
+def test_without_any_span_no_group_of_spans_is_advised() -> None:
+    with pytest.raises(InvalidTraceError, match="there are no spans in the file") as caught:
+        decode(body([]), None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.no_microbatches"
+
+
 def loop(rank: int) -> dict[str, Any]:
     """Return spans of two steps of a loop that trains with rollouts, of a rank."""
     spans = []
