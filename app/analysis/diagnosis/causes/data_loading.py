@@ -18,7 +18,7 @@ from app.analysis.diagnosis.finding import (
     LateLaunches,
     Launches,
 )
-from app.analysis.diagnosis.locations import FigureView, Hosts, StepView, Where
+from app.analysis.diagnosis.locations import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed, may_stand_still
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.standstills import (
@@ -47,6 +47,8 @@ class Thresholds:
     # Highest confidence if one or two steps wait so much longer than the other steps that they may
     # wait for another reason, such as a checkpoint.
     in_doubt: float = 0.8
+    # Highest confidence if a rank begins steps late alone, and no rank records what it loads.
+    of_one_rank: float = 0.5
 
 
 THRESHOLDS: Final = Thresholds()
@@ -125,6 +127,14 @@ def _by_sign(signs: Signs) -> Finding | None:
             )
         )
         doubt = Doubt(THRESHOLDS.in_doubt, at_most=True)
+    if where.dp is not None and not loading.any():
+        evidence.append(
+            Evidence(
+                "No rank records when it loads batches: a rank that begins steps late alone may as "
+                "well stand still for another reason"
+            )
+        )
+        doubt = Doubt(THRESHOLDS.of_one_rank, at_most=True)
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
     return Finding(
         Change(on_time=on_time), tuple(evidence), where, figure, Launches(delays), doubt=doubt
@@ -139,6 +149,14 @@ def _ranks(signs: Signs, late: Sequence[int]) -> str:
     workers = [(dp, pp) for dp in late for pp in range(signs.observation.layout.pp)]
     host = signs.observation.hosts.whole_host(workers)
     return f"{text} wait" if host is None else f"{text}, all on {host}, wait"
+
+
+def _because(cause: Cause, job: JobFacts) -> str:  # noqa: ARG001 - no host is to blame
+    if cause.where.dp is not None and cause.at_most:
+        return f"DP rank {cause.where.dp} stands still before steps, maybe for its data"
+    if len(cause.where.stages) == 1:
+        return f"steps wait for data on stage {cause.where.stages[0]}"
+    return "steps wait for their data"
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is named
@@ -164,11 +182,7 @@ DATA_LOADING: Final = CauseKind(
     "load batches.",
     blames_machine=False,
     cannot_judge=needs_step_begins,
-    because=lambda cause, _job: (
-        f"steps wait for data on stage {cause.where.stages[0]}"
-        if len(cause.where.stages) == 1
-        else "steps wait for their data"
-    ),
+    because=_because,
     find=lambda signs: with_recorded(signs, RECORDED, _by_sign(signs)),
     between=lambda signs: recorded_gap_loss(signs, RECORDED, "Batches are loaded"),
     remedy=_remedy,

@@ -34,7 +34,11 @@ def test_one_rank_that_waits_every_few_steps_is_a_straggler_with_a_headline(
     assert report.headline.kind == "launches"
     assert report.headline.slowdown == pytest.approx(session.truth.slowdown, rel=0.03)
     assert report.verdict.level == "slow"
-    assert "steps wait for their data" in report.verdict.sentence
+    recorded = kind is LoaderStall
+    said = "steps wait for their data" if recorded else "DP rank 3 stands still before steps, maybe"
+    assert said in report.verdict.sentence
+    assert cause.confidence is not None
+    assert (cause.confidence > 0.5) == recorded
     assert report.recommendations[0].action == "load_ahead"
 
 
