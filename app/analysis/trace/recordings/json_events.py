@@ -311,6 +311,7 @@ class _Text:
             Number of items that are left out; 0 if no end is found.
         """
         begin = 0  # where the search goes on, from the cursor on
+        objects = 1
         while True:
             match = _BETWEEN_OBJECTS.search(self._buffer, self._at + begin)
             if match is None:
@@ -328,10 +329,12 @@ class _Text:
                 return 0
             if self._is_item_at(match.end() - self._at, skipped):
                 break
+            objects += 1
         end = self._at + begin
-        count = self._buffer.count(f'"{skipped.key}"', self._at, end)
+        # An object inside a name lacks the key; without any key all objects count.
+        keys = self._buffer.count(f'"{skipped.key}"', self._at, end)
         self._at = end
-        return max(count, 1)
+        return keys or objects
 
     def _is_item_at(self, place: int, skipped: Skipped) -> bool:
         """Return whether an item of the array begins at a place behind the cursor."""
