@@ -107,6 +107,9 @@ class RankState:
         By index of the group, as far as recorded.
     stack : tuple of Frame
         The training thread, the innermost frame first; empty if unknown.
+    finished : mapping of (int, int, bool) to tuple of int
+        By group, peer and whether the rank sent: the numbers of the rank's last two finished
+        transfers, the latest last.
     is_recorded : bool
         Whether the rank's pending operations are known; without them a rank with none pending may
         still wait in one.
@@ -117,6 +120,7 @@ class RankState:
     reached: Mapping[int, Reached] = field(default_factory=dict)
     stack: tuple[Frame, ...] = ()
     is_recorded: bool = True
+    finished: Mapping[tuple[int, int, bool], tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def front(self) -> Pending | None:

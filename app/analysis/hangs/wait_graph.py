@@ -227,7 +227,7 @@ def _batch(job: JobState, waiting: RankState) -> Operation:
     those that have not entered theirs.
     """
     transfers = [_transfer(job, waiting, pending) for pending in waiting.batch]
-    return min(transfers, key=lambda each: (not each.absent, not each.behind))
+    return min(transfers, key=lambda each: (not each.absent, not each.behind, bool(each.beyond)))
 
 
 def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
@@ -247,9 +247,24 @@ def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
         return Operation(pending, (rank,))
     if any(map(meets, state.pending)):
         return Operation(pending, (rank,), behind=(peer,))
+    if _has_finished(waiting, pending, state):
+        return Operation(pending, (rank,), beyond=(peer,))
     if _is_elsewhere(state, set()):
         return Operation(pending, (rank,), absent=(peer,))
     return Operation(pending, (rank,), unclear=(peer,))
+
+
+def _has_finished(waiting: RankState, pending: Pending, peer: RankState) -> bool:
+    """Return whether the peer of a pending transfer has finished its own part of it.
+
+    Each rank numbers its transfers itself. So the peer's last transfer must have the same number,
+    and the one before it must have the number of the last transfer that the waiting rank finished.
+    """
+    theirs = peer.finished.get((pending.group, waiting.rank, not pending.is_send), ())
+    own = waiting.finished.get((pending.group, peer.rank, pending.is_send), ())
+    if not pending.number or theirs[-1:] != (pending.number,):
+        return False
+    return not own or not theirs[:-1] or own[-1] == theirs[-2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

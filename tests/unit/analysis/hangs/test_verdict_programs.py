@@ -227,6 +227,38 @@ def test_a_batch_that_all_ranks_have_entered_has_no_culprit() -> None:
     assert judge_hang(state_of(program_dumps(last))).kind is HangKind.ALL_ENTERED
 
 
+@pytest.mark.parametrize("has_ended", [False, True], ids=["scheduled", "completed"])
+@pytest.mark.parametrize("world", [5, 16])
+def test_a_neighbour_that_has_finished_its_batch_is_not_blamed(
+    world: int,
+    has_ended: bool,  # noqa: FBT001
+) -> None:
+    """Only the two neighbours of the rank that is late wait; all others have finished."""
+    late = world - 2
+    last: list[list[dict[str, Any]]] = []
+    for rank in range(world):
+        is_over = rank not in {late - 1, late + 1}
+        own = [] if rank == late else ring_batch(rank, world, 5, is_over=is_over)
+        end = {"state": "completed", "retired": True} if has_ended and is_over else {}
+        last.append([{**entry, **end} for entry in own])
+    hang = judge_hang(state_of(program_dumps(last, batches=4)))
+
+    assert blamed(hang) == {late: HangKind.NEVER_ENTERED}
+    assert hang.waiting == (late - 1, late + 1)
+
+
+def test_a_late_peer_that_numbers_its_transfers_otherwise_is_named() -> None:
+    """Rank 1 of a pipeline has twice as many transfers as rank 0, which waits for it."""
+    sent = [over("send 0->1", number) for number in range(1, 6)]
+    received = [over("recv 1<-0", number) for number in (2, 4, 6)]
+    last = [[*sent[:3], transfer("send 0->1", 4)], received, []]
+    hang = judge_hang(state_of(program_dumps(last)))
+    assert blamed(hang)[1] is HangKind.NEVER_ENTERED
+
+    last = [[*sent[:5], transfer("send 0->1", 6)], received, []]
+    assert blamed(judge_hang(state_of(program_dumps(last))))[1] is HangKind.NEVER_ENTERED
+
+
 def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
     def transfers(rank: int, numbers: tuple[int, int]) -> list[dict[str, Any]]:
         names = f"nccl:send {rank}->{1 - rank}", f"nccl:recv {rank}<-{1 - rank}"
@@ -246,6 +278,10 @@ def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
 def transfer(name: str, number: int) -> dict[str, Any]:
     fields = {"is_p2p": True, "p2p_seq_id": number, "collective_seq_id": 0, "state": "scheduled"}
     return called(f"nccl:{name}", **fields)
+
+
+def over(name: str, number: int) -> dict[str, Any]:
+    return transfer(name, number) | {"state": "completed", "retired": True}
 
 
 def test_a_ring_whose_ranks_all_send_in_a_first_batch_waits_for_itself() -> None:
