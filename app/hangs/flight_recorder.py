@@ -470,7 +470,16 @@ def _operations(entries: Sequence[_Entry]) -> tuple[RecordedOperation, ...]:
                 tensors=Tensors(
                     inputs,
                     tuple(size for each in details for size in each.output_sizes),
-                    tuple(sorted({dtype for each in details for dtype in each.input_dtypes})),
+                    # Only the root of a scatter has inputs.
+                    tuple(
+                        sorted(
+                            {
+                                dtype
+                                for each in details
+                                for dtype in each.input_dtypes or each.output_dtypes
+                            }
+                        )
+                    ),
                 ),
                 has_started={"started": True, "scheduled": False}.get(first.state),
                 is_transfer=first.is_p2p,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,6 +54,17 @@ class Tensors:
 
 
 NO_TENSORS: Final = Tensors()
+
+
+def elements(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the number of elements of each shape: 1 for a scalar.
+
+    Examples
+    --------
+    >>> elements([(2, 512), ()])
+    (1024, 1)
+    """
+    return tuple(map(math.prod, shapes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,50 @@ def test_operations_whose_sizes_may_differ_are_no_mismatch(name: str) -> None:
     assert (hang.kind, hang.culprits) == (HangKind.ALL_ENTERED, ())
 
 
+@pytest.mark.parametrize("sizes", [[[6, 96]], [[96]] * 6], ids=["flattened", "list"])
+def test_inputs_of_a_reduce_scatter_are_compared(sizes: list[list[int]]) -> None:
+    usual = called("nccl:reduce_scatter", input_sizes=[[6, 80]], output_sizes=[[80]])
+    other = usual | {"input_sizes": sizes, "output_sizes": [[96]]}
+    last = [[other if rank == 2 else usual] for rank in range(6)]
+    assert blamed(judge_hang(state_of(program_dumps(last)))) == {2: HangKind.MISMATCH}
+
+
+@pytest.mark.parametrize("odd", [0, 3], ids=["root", "receiver"])
+def test_types_of_a_scatter_are_compared(odd: int) -> None:
+    last = []
+    for rank in range(6):
+        sizes = [] if rank else [[64]] * 6
+        dtype = "Half" if rank == odd else "Float"
+        types = {"input_dtypes": [dtype] * len(sizes), "output_dtypes": [dtype]}
+        last.append([called("nccl:scatter", input_sizes=sizes, output_sizes=[[64]], **types)])
+    assert blamed(judge_hang(state_of(program_dumps(last)))) == {odd: HangKind.MISMATCH}
+
+
+@pytest.mark.parametrize(
+    ("shape", "other"), [([2, 512], [1024]), ([4, 8], [8, 4]), ([], [1])], ids=str
+)
+def test_another_shape_of_equally_many_elements_is_no_mismatch(
+    shape: list[int], other: list[int]
+) -> None:
+    last = [[called(input_sizes=[other if rank == 3 else shape])] for rank in range(6)]
+    for rank, (own,) in enumerate(last):
+        own["output_sizes"] = [other if rank == 3 else shape]
+    assert judge_hang(state_of(program_dumps(last))).kind is HangKind.ALL_ENTERED
+
+
+def test_ranks_that_have_not_entered_are_named_with_a_mismatch() -> None:
+    unlike = called(input_sizes=[[2000]], output_sizes=[[2000]])
+    last = [[unlike] if rank == 5 else [called()] for rank in range(16)]
+    last[9] = last[10] = []
+    hang = judge_hang(state_of(program_dumps(last)))
+
+    late = dict.fromkeys((9, 10), HangKind.NEVER_ENTERED)
+    assert blamed(hang) == {5: HangKind.MISMATCH} | late
+    assert hang.sentence.startswith("13 ranks wait for ranks 5, 9 and 10.")
+    assert {rank for link in hang.chain for rank in link.waits_for} >= {5, 9, 10}
+    assert "no machine is to blame" in hang.remedy
+
+
 def test_an_uneven_all_gather_is_no_mismatch_if_its_outputs_agree() -> None:
     sizes = [[rank + 1] for rank in range(4)]
     last = [[called("nccl:all_gather", input_sizes=[size], output_sizes=sizes)] for size in sizes]
