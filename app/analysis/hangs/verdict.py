@@ -498,12 +498,17 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
             remedy=REMEDIES[HangKind.NOTHING_PENDING],
             unknown=unknown,
         )
-    operation = max(waits.operations, key=lambda operation: len(operation.waiting))
+    entered = [operation for operation in waits.operations if not operation.awaited]
+    operation = max(entered or waits.operations, key=lambda operation: len(operation.waiting))
     what = label(job, operation)
     group = job.groups[operation.first.group]
     who = "All ranks"
     if not group.is_listed or operation.unclear:
         who = "All ranks whose operations are known"
+    if operation.first.peer is not None:
+        ends = {rank for other in entered if other.first.peer is not None for rank in other.waiting}
+        who = rank_words(sorted(ends or operation.waiting)).capitalize()
+    have = "has" if who.startswith("Rank ") else "have"
     fronts = [job.ranks[rank].front for rank in operation.waiting]
     is_running = len(fronts) == len(group.ranks) and all(
         front and front.has_started for front in fronts
@@ -513,7 +518,7 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         unknown = (*unknown, whether)
     return Hang(
         kind=HangKind.ALL_ENTERED,
-        sentence=f"{who} have entered {what}, which does not complete: none is to blame.",
+        sentence=f"{who} {have} entered {what}, which does not complete: none is to blame.",
         culprits=(),
         waiting=tuple(sorted(waits.of_rank)),
         chain=_chain(job, waits, dict.fromkeys(waits.of_rank, 0)),

@@ -328,6 +328,13 @@ def over(name: str, number: int) -> dict[str, Any]:
     return transfer(name, number) | {"state": "completed", "retired": True}
 
 
+def test_the_transfer_for_which_all_ranks_wait_in_the_end_is_named() -> None:
+    last = [[transfer("send 0->1", 5)], [transfer("recv 1<-0", 5)], [called()], [called()]]
+    hang = judge_hang(state_of(program_dumps(last)))
+    assert hang.kind is HangKind.ALL_ENTERED
+    assert hang.sentence.startswith("Ranks 0 and 1 have entered nccl:send 5 of default_pg (0),")
+
+
 def test_a_ring_whose_ranks_all_send_in_a_first_batch_waits_for_itself() -> None:
     last = [
         [transfer(f"send {rank}->{(rank + 1) % 4}", 1), transfer(f"recv {rank}<-{rank - 1 & 3}", 2)]
