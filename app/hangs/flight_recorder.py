@@ -210,6 +210,8 @@ class _Ring:
         # By name of a group with transfers: the number of the last enqueued collective. The
         # status of such a group has the number of a collective or of a transfer.
         self.collectives: dict[str, int] = {}
+        # By group and name of a finished transfer: its last two numbers.
+        self.finished: dict[tuple[str, str], tuple[int, ...]] = {}
         self._batches = set[object]()
         self._aborted: dict[tuple[object, ...], int] = {}
         dicts = [entry for entry in entries if isinstance(entry, dict)]
@@ -227,9 +229,28 @@ class _Ring:
                 is_aborted = entry.get("state") == _COMPLETED
                 state = "aborted" if is_aborted else entry.get("state", "")
                 self.used.append({**entry, "state": state, "retired": False})
-            elif (key := _group_of(entry)) is None or key not in seen:
-                seen.add(key)
-                self.used.append({**entry, "state": _COMPLETED})
+            else:
+                self._finish(entry)
+                if (key := _group_of(entry)) is None or key not in seen:
+                    seen.add(key)
+                    self.used.append({**entry, "state": _COMPLETED})
+
+    def _finish(self, entry: Mapping[str, object]) -> None:
+        """Keep the number of a finished transfer."""
+        group, name = _group_of(entry), entry.get("profiling_name")
+        number = entry.get("p2p_seq_id")
+        if (
+            group is None
+            or not isinstance(of := group[1], str)
+            or not isinstance(name, str)
+            or not isinstance(number, int)
+            or not (transfer := _TRANSFER.search(name))
+        ):
+            return
+        key = of, transfer[0]
+        last = self.finished.get(key, ())
+        if last[-1:] != (number,):
+            self.finished[key] = (*last[-1:], number)
 
     def _number_collectives(self, entries: Sequence[Mapping[str, object]]) -> None:
         last: dict[str, int] = {}
@@ -326,6 +347,15 @@ class RecordedOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedTransfer:
+    """The last two numbers of a rank's finished transfers of one name, such as ``send 0->3``."""
+
+    group: str
+    name: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedDump:
     """The content of a dump that is used: groups, pending operations, and progress by group.
 
@@ -333,6 +363,8 @@ class RecordedDump:
     ----------
     reached : mapping of str to Reached
         By the name of a group.
+    finished : tuple of FinishedTransfer
+        The last transfers that are over, of each peer and direction.
     is_log : bool
         Whether it was read from the log of a watchdog, which has numbers only.
     """
@@ -341,6 +373,7 @@ class RecordedDump:
     pending: tuple[RecordedOperation, ...]
     reached: Mapping[str, Reached]
     is_log: bool = False
+    finished: tuple[FinishedTransfer, ...] = ()
 
     def without_tensors(self) -> RecordedDump:
         """Return the dump without sizes and types, which are then not compared."""
@@ -391,7 +424,12 @@ def read_dump(body: bytes) -> RecordedDump:
     for name, number in ring.collectives.items():
         if name in groups:
             reached[name] = Reached(number, reached[name].completed if name in reached else -1)
-    return RecordedDump(tuple(groups.values()), pending, reached)
+    finished = tuple(
+        FinishedTransfer(group, name, numbers)
+        for (group, name), numbers in ring.finished.items()
+        if group in groups
+    )
+    return RecordedDump(tuple(groups.values()), pending, reached, finished=finished)
 
 
 def _operations(entries: Sequence[_Entry]) -> tuple[RecordedOperation, ...]:
@@ -432,7 +470,16 @@ def _operations(entries: Sequence[_Entry]) -> tuple[RecordedOperation, ...]:
                 tensors=Tensors(
                     inputs,
                     tuple(size for each in details for size in each.output_sizes),
-                    tuple(sorted({dtype for each in details for dtype in each.input_dtypes})),
+                    # Only the root of a scatter has inputs.
+                    tuple(
+                        sorted(
+                            {
+                                dtype
+                                for each in details
+                                for dtype in each.input_dtypes or each.output_dtypes
+                            }
+                        )
+                    ),
                 ),
                 has_started={"started": True, "scheduled": False}.get(first.state),
                 is_transfer=first.is_p2p,
@@ -509,6 +556,7 @@ class FlightRecorder:
                     for operation in dump.pending
                 ),
                 {indices[name]: reached for name, reached in dump.reached.items()},
+                finished=_finished(dump, groups, indices),
             )
         return JobState(tuple(groups), states)
 
@@ -528,12 +576,33 @@ class FlightRecorder:
         return self._groups[key]
 
 
+def _ends(name: str, ranks: Sequence[int]) -> tuple[int | None, bool]:
+    """Return the global rank at the other end of a transfer, and whether the rank sends."""
+    transfer = _TRANSFER.search(name)
+    if transfer is None:
+        return None, False
+    # The length is checked first, because many digits are expensive to convert.
+    place = int(transfer[3]) if len(transfer[3]) <= _LONGEST_INTEGER else len(ranks)
+    return (ranks[place] if place < len(ranks) else None), transfer[2] == "->"
+
+
+def _finished(
+    dump: RecordedDump, groups: Sequence[Group], indices: Mapping[str, int]
+) -> dict[tuple[int, int, bool], tuple[int, ...]]:
+    """Return the numbers of a rank's last finished transfers by group, peer and direction."""
+    finished = {}
+    for transfer in dump.finished:
+        group = indices[transfer.group]
+        peer, is_send = _ends(transfer.name, groups[group].ranks)
+        if peer is not None:
+            finished[group, peer, is_send] = transfer.numbers
+    return finished
+
+
 def _pending(
     rank: int, operation: RecordedOperation, groups: Sequence[Group], group: int
 ) -> Pending:
-    transfer = _TRANSFER.search(operation.name)
-    ranks = groups[group].ranks
-    peer = ranks[int(transfer[3])] if transfer and int(transfer[3]) < len(ranks) else None
+    peer, is_send = _ends(operation.name, groups[group].ranks)
     if operation.is_transfer and peer is None:
         peer = rank  # a batch whose members are not recorded
     return Pending(
@@ -541,7 +610,7 @@ def _pending(
         number=operation.collective if peer is None else operation.transfer,
         name=operation.name if peer is None else operation.name.partition(" ")[0],
         peer=peer,
-        is_send=transfer is not None and transfer[2] == "->",
+        is_send=is_send,
         tensors=operation.tensors,
         has_started=operation.has_started,
         called_at=operation.called_at,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,6 +54,17 @@ class Tensors:
 
 
 NO_TENSORS: Final = Tensors()
+
+
+def elements(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the number of elements of each shape: 1 for a scalar.
+
+    Examples
+    --------
+    >>> elements([(2, 512), ()])
+    (1024, 1)
+    """
+    return tuple(map(math.prod, shapes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,9 @@ class RankState:
         By index of the group, as far as recorded.
     stack : tuple of Frame
         The training thread, the innermost frame first; empty if unknown.
+    finished : mapping of (int, int, bool) to tuple of int
+        By group, peer and whether the rank sent: the numbers of the rank's last two finished
+        transfers, the latest last.
     is_recorded : bool
         Whether the rank's pending operations are known; without them a rank with none pending may
         still wait in one.
@@ -117,6 +132,7 @@ class RankState:
     reached: Mapping[int, Reached] = field(default_factory=dict)
     stack: tuple[Frame, ...] = ()
     is_recorded: bool = True
+    finished: Mapping[tuple[int, int, bool], tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def front(self) -> Pending | None:

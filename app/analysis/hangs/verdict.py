@@ -30,7 +30,7 @@ from app.analysis.hangs.findings import (
     sentence_words,
 )
 from app.analysis.hangs.stacks import StackSplit, calling, is_wait, split_by_stacks
-from app.analysis.hangs.state import JobState, RankState
+from app.analysis.hangs.state import JobState, RankState, elements
 from app.analysis.hangs.wait_graph import Operation, Waits
 
 _PAIR: Final = 2
@@ -141,7 +141,10 @@ def judge_hang(job: JobState) -> Hang:
     """
     waits = Waits.of(job)
     culprits = list(_mismatches(job, waits.operations))
-    if not culprits:
+    is_unlike = bool(culprits)
+    if is_unlike:
+        culprits += _absent_too(job, waits)
+    else:
         culprits = _callers_if_few(job, waits, list(_sinks(job, waits)))
         culprits += _cycles(job, waits)
     blamed = [culprit.rank for culprit in culprits]
@@ -161,7 +164,7 @@ def judge_hang(job: JobState) -> Hang:
     confidence = min(culprit.confidence for culprit in culprits)
     if kind is not HangKind.MISMATCH:
         confidence *= len(set(waits.of_rank) & explained) / max(len(waits.of_rank), 1)
-    elif any(culprit.kind is HangKind.NEVER_ENTERED for culprit in culprits):
+    elif not is_unlike and any(c.kind is HangKind.NEVER_ENTERED for c in culprits):
         remedy = BOTH_SIDES
     if kind is HangKind.SILENT and _most_are_missing(job, missing):
         confidence, remedy = min(confidence, _FEW_FILES), FEW_FILES
@@ -221,6 +224,19 @@ def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culp
             yield replace(culprit, since_ns=since_ns, stack=state.called_at)
 
 
+def _absent_too(job: JobState, waits: Waits) -> Iterator[Culprit]:
+    """Yield the ranks that have not entered an operation that other ranks call differently.
+
+    If these are most of the ranks, they may rightly not call it.
+    """
+    unlike = [operation for operation in waits.operations if operation.call is not None]
+    absent = {rank for operation in unlike for rank in operation.absent}
+    if len(absent) < len({rank for operation in unlike for rank in operation.waiting}):
+        for culprit in _sinks(job, waits):
+            if culprit.rank in absent and culprit.kind is HangKind.NEVER_ENTERED:
+                yield culprit
+
+
 def _called_in(state: RankState) -> str:
     """Return the clause about the code line that calls a rank's operation; empty if unknown."""
     stack = state.called_at
@@ -230,8 +246,9 @@ def _called_in(state: RankState) -> str:
 def _words_of_calls(sides: Sequence[Operation]) -> Sequence[str]:
     """Return the words for the calls of an operation, with everything in which they differ."""
     calls = [side.call for side in sides if side.call is not None]
-    has_equal_inputs = len({call.tensors.inputs for call in calls}) == 1
-    has_other_outputs = has_equal_inputs and len({call.tensors.outputs for call in calls}) > 1
+    has_equal_inputs = len({elements(call.tensors.inputs) for call in calls}) == 1
+    outputs = {elements(call.tensors.outputs) for call in calls}
+    has_other_outputs = has_equal_inputs and len(outputs) > 1
     has_other_types = len({call.tensors.dtypes for call in calls}) > 1
     texts = []
     for call in calls:
@@ -481,12 +498,17 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
             remedy=REMEDIES[HangKind.NOTHING_PENDING],
             unknown=unknown,
         )
-    operation = max(waits.operations, key=lambda operation: len(operation.waiting))
+    entered = [operation for operation in waits.operations if not operation.awaited]
+    operation = max(entered or waits.operations, key=lambda operation: len(operation.waiting))
     what = label(job, operation)
     group = job.groups[operation.first.group]
     who = "All ranks"
     if not group.is_listed or operation.unclear:
         who = "All ranks whose operations are known"
+    if operation.first.peer is not None:
+        ends = {rank for other in entered if other.first.peer is not None for rank in other.waiting}
+        who = rank_words(sorted(ends or operation.waiting)).capitalize()
+    have = "has" if who.startswith("Rank ") else "have"
     fronts = [job.ranks[rank].front for rank in operation.waiting]
     is_running = len(fronts) == len(group.ranks) and all(
         front and front.has_started for front in fronts
@@ -496,7 +518,7 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         unknown = (*unknown, whether)
     return Hang(
         kind=HangKind.ALL_ENTERED,
-        sentence=f"{who} have entered {what}, which does not complete: none is to blame.",
+        sentence=f"{who} {have} entered {what}, which does not complete: none is to blame.",
         culprits=(),
         waiting=tuple(sorted(waits.of_rank)),
         chain=_chain(job, waits, dict.fromkeys(waits.of_rank, 0)),

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from app.analysis.hangs.stacks import calling, is_wait
-from app.analysis.hangs.state import Frame, JobState, Pending, RankState, Tensors
+from app.analysis.hangs.state import Frame, JobState, Pending, RankState, Tensors, elements
 
 # Operations whose inputs, and whose outputs, may differ between ranks: uneven exchanges, and
 # operations whose tensors only one rank has.
-_UNEVEN_INPUTS: Final = re.compile(r"all_?to_?all|gather$|scatter$", re.IGNORECASE)
+_UNEVEN_INPUTS: Final = re.compile(r"all_?to_?all|gather$|(?<!reduce_)scatter$", re.IGNORECASE)
 _UNEVEN_OUTPUTS: Final = re.compile(r"all_?to_?all|(?<!all_)gather$|scatter$", re.IGNORECASE)
 _TWO_SIDES: Final = 2
 
@@ -172,7 +172,8 @@ def _by_call(job: JobState, operation: Operation) -> Iterator[Operation]:
 def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
     """Return the ranks by their calls of one collective, the first rank's call first.
 
-    What is unknown of a rank is not compared.
+    Tensors are compared by their numbers of elements, as shapes do not matter to NCCL. What is
+    unknown of a rank is not compared.
     """
     names = {front.name for front in fronts.values()}
     tensors = [front.tensors for front in fronts.values()]
@@ -181,15 +182,18 @@ def _calls(fronts: Mapping[int, Pending]) -> Mapping[Call, Sequence[int]]:
     has_outputs = all(each.outputs for each in tensors)
     has_outputs &= not any(map(_UNEVEN_OUTPUTS.search, names))
     has_dtypes = all(each.dtypes for each in tensors)
-    calls: dict[Call, list[int]] = {}
+    calls: dict[object, tuple[Call, list[int]]] = {}
     for rank, front in fronts.items():
         compared = Tensors(
             front.tensors.inputs if has_inputs else (),
             front.tensors.outputs if has_outputs else (),
             front.tensors.dtypes if has_dtypes else (),
         )
-        calls.setdefault(Call(front.name if has_names else "", compared), []).append(rank)
-    return calls
+        call = Call(front.name if has_names else "", compared)
+        counts = elements(compared.inputs), elements(compared.outputs)
+        alike = call.name, *counts, compared.dtypes
+        calls.setdefault(alike, (call, []))[1].append(rank)
+    return dict(calls.values())
 
 
 def _is_elsewhere(state: RankState, lines: Collection[Frame]) -> bool:
@@ -227,14 +231,15 @@ def _batch(job: JobState, waiting: RankState) -> Operation:
     those that have not entered theirs.
     """
     transfers = [_transfer(job, waiting, pending) for pending in waiting.batch]
-    return min(transfers, key=lambda each: (not each.absent, not each.behind))
+    return min(transfers, key=lambda each: (not each.absent, not each.behind, bool(each.beyond)))
 
 
 def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
     """Return a rank's pending transfer, and whether its peer has entered it or is behind."""
     rank, peer = waiting.rank, pending.peer
+    own = Operation(pending, (rank,))
     if peer is None or peer == rank:
-        return Operation(pending, (rank,))
+        return own
 
     def meets(other: Pending) -> bool:
         is_opposite = other.is_send != pending.is_send
@@ -242,14 +247,28 @@ def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
 
     state = job.ranks.get(peer)
     if state is None:
-        return Operation(pending, (rank,), absent=(peer,), certain=False)
+        return replace(own, absent=(peer,), certain=False)
     if any(map(meets, state.batch)):
-        return Operation(pending, (rank,))
+        return own
     if any(map(meets, state.pending)):
-        return Operation(pending, (rank,), behind=(peer,))
-    if _is_elsewhere(state, set()):
-        return Operation(pending, (rank,), absent=(peer,))
-    return Operation(pending, (rank,), unclear=(peer,))
+        return replace(own, behind=(peer,))
+    if _has_finished(waiting, pending, state):
+        return replace(own, beyond=(peer,))
+    is_absent = _is_elsewhere(state, set())
+    return replace(own, absent=(peer,)) if is_absent else replace(own, unclear=(peer,))
+
+
+def _has_finished(waiting: RankState, pending: Pending, peer: RankState) -> bool:
+    """Return whether the peer of a pending transfer has finished its own part of it.
+
+    Each rank numbers its transfers itself. So the peer's last transfer must have the same number,
+    and the one before it must have the number of the last transfer that the waiting rank finished.
+    """
+    theirs = peer.finished.get((pending.group, waiting.rank, not pending.is_send), ())
+    own = waiting.finished.get((pending.group, peer.rank, pending.is_send), ())
+    if not pending.number or theirs[-1:] != (pending.number,):
+        return False
+    return not own or not theirs[:-1] or own[-1] == theirs[-2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -169,6 +169,50 @@ def test_operations_whose_sizes_may_differ_are_no_mismatch(name: str) -> None:
     assert (hang.kind, hang.culprits) == (HangKind.ALL_ENTERED, ())
 
 
+@pytest.mark.parametrize("sizes", [[[6, 96]], [[96]] * 6], ids=["flattened", "list"])
+def test_inputs_of_a_reduce_scatter_are_compared(sizes: list[list[int]]) -> None:
+    usual = called("nccl:reduce_scatter", input_sizes=[[6, 80]], output_sizes=[[80]])
+    other = usual | {"input_sizes": sizes, "output_sizes": [[96]]}
+    last = [[other if rank == 2 else usual] for rank in range(6)]
+    assert blamed(judge_hang(state_of(program_dumps(last)))) == {2: HangKind.MISMATCH}
+
+
+@pytest.mark.parametrize("odd", [0, 3], ids=["root", "receiver"])
+def test_types_of_a_scatter_are_compared(odd: int) -> None:
+    last = []
+    for rank in range(6):
+        sizes = [] if rank else [[64]] * 6
+        dtype = "Half" if rank == odd else "Float"
+        types = {"input_dtypes": [dtype] * len(sizes), "output_dtypes": [dtype]}
+        last.append([called("nccl:scatter", input_sizes=sizes, output_sizes=[[64]], **types)])
+    assert blamed(judge_hang(state_of(program_dumps(last)))) == {odd: HangKind.MISMATCH}
+
+
+@pytest.mark.parametrize(
+    ("shape", "other"), [([2, 512], [1024]), ([4, 8], [8, 4]), ([], [1])], ids=str
+)
+def test_another_shape_of_equally_many_elements_is_no_mismatch(
+    shape: list[int], other: list[int]
+) -> None:
+    last = [[called(input_sizes=[other if rank == 3 else shape])] for rank in range(6)]
+    for rank, (own,) in enumerate(last):
+        own["output_sizes"] = [other if rank == 3 else shape]
+    assert judge_hang(state_of(program_dumps(last))).kind is HangKind.ALL_ENTERED
+
+
+def test_ranks_that_have_not_entered_are_named_with_a_mismatch() -> None:
+    unlike = called(input_sizes=[[2000]], output_sizes=[[2000]])
+    last = [[unlike] if rank == 5 else [called()] for rank in range(16)]
+    last[9] = last[10] = []
+    hang = judge_hang(state_of(program_dumps(last)))
+
+    late = dict.fromkeys((9, 10), HangKind.NEVER_ENTERED)
+    assert blamed(hang) == {5: HangKind.MISMATCH} | late
+    assert hang.sentence.startswith("13 ranks wait for ranks 5, 9 and 10.")
+    assert {rank for link in hang.chain for rank in link.waits_for} >= {5, 9, 10}
+    assert "no machine is to blame" in hang.remedy
+
+
 def test_an_uneven_all_gather_is_no_mismatch_if_its_outputs_agree() -> None:
     sizes = [[rank + 1] for rank in range(4)]
     last = [[called("nccl:all_gather", input_sizes=[size], output_sizes=sizes)] for size in sizes]
@@ -227,6 +271,38 @@ def test_a_batch_that_all_ranks_have_entered_has_no_culprit() -> None:
     assert judge_hang(state_of(program_dumps(last))).kind is HangKind.ALL_ENTERED
 
 
+@pytest.mark.parametrize("has_ended", [False, True], ids=["scheduled", "completed"])
+@pytest.mark.parametrize("world", [5, 16])
+def test_a_neighbour_that_has_finished_its_batch_is_not_blamed(
+    world: int,
+    has_ended: bool,  # noqa: FBT001
+) -> None:
+    """Only the two neighbours of the rank that is late wait; all others have finished."""
+    late = world - 2
+    last: list[list[dict[str, Any]]] = []
+    for rank in range(world):
+        is_over = rank not in {late - 1, late + 1}
+        own = [] if rank == late else ring_batch(rank, world, 5, is_over=is_over)
+        end = {"state": "completed", "retired": True} if has_ended and is_over else {}
+        last.append([{**entry, **end} for entry in own])
+    hang = judge_hang(state_of(program_dumps(last, batches=4)))
+
+    assert blamed(hang) == {late: HangKind.NEVER_ENTERED}
+    assert hang.waiting == (late - 1, late + 1)
+
+
+def test_a_late_peer_that_numbers_its_transfers_otherwise_is_named() -> None:
+    """Rank 1 of a pipeline has twice as many transfers as rank 0, which waits for it."""
+    sent = [over("send 0->1", number) for number in range(1, 6)]
+    received = [over("recv 1<-0", number) for number in (2, 4, 6)]
+    last = [[*sent[:3], transfer("send 0->1", 4)], received, []]
+    hang = judge_hang(state_of(program_dumps(last)))
+    assert blamed(hang)[1] is HangKind.NEVER_ENTERED
+
+    last = [[*sent[:5], transfer("send 0->1", 6)], received, []]
+    assert blamed(judge_hang(state_of(program_dumps(last))))[1] is HangKind.NEVER_ENTERED
+
+
 def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
     def transfers(rank: int, numbers: tuple[int, int]) -> list[dict[str, Any]]:
         names = f"nccl:send {rank}->{1 - rank}", f"nccl:recv {rank}<-{1 - rank}"
@@ -246,6 +322,17 @@ def test_two_ranks_that_both_send_first_wait_for_each_other() -> None:
 def transfer(name: str, number: int) -> dict[str, Any]:
     fields = {"is_p2p": True, "p2p_seq_id": number, "collective_seq_id": 0, "state": "scheduled"}
     return called(f"nccl:{name}", **fields)
+
+
+def over(name: str, number: int) -> dict[str, Any]:
+    return transfer(name, number) | {"state": "completed", "retired": True}
+
+
+def test_the_transfer_for_which_all_ranks_wait_in_the_end_is_named() -> None:
+    last = [[transfer("send 0->1", 5)], [transfer("recv 1<-0", 5)], [called()], [called()]]
+    hang = judge_hang(state_of(program_dumps(last)))
+    assert hang.kind is HangKind.ALL_ENTERED
+    assert hang.sentence.startswith("Ranks 0 and 1 have entered nccl:send 5 of default_pg (0),")
 
 
 def test_a_ring_whose_ranks_all_send_in_a_first_batch_waits_for_itself() -> None:
