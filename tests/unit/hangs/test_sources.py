@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.verdict import judge_hang
+from app.cli.hang import read_files
 from app.hangs.files import HangFile, job_of, read_hang_file
 from tests.support.hanging import as_json, stack_dump
 from tests.support.program_hangs import called, communicator, program_dumps, ras_of
@@ -133,3 +135,18 @@ def test_sizes_in_dumps_are_compared_next_to_ranks_that_only_ras_hears() -> None
 
     assert blamed(hang)[2] is HangKind.MISMATCH
     assert len(hang.waiting) >= WORLD - 2
+
+
+@pytest.mark.parametrize("place", ["host{}/_dump_{}", "run/attempt_1/{}/_dump_{}"])
+def test_folders_of_hosts_and_of_the_last_attempt_are_read(place: str, tmp_path: Path) -> None:
+    last = [[] if rank == 3 else [called()] for rank in range(4)]
+    earlier = tmp_path / "run/attempt_0/0/_dump_0"
+    for rank, dump in enumerate(program_dumps(last)):
+        path = tmp_path / place.format(rank, rank)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(as_json(dump))
+    if "attempt" in place:
+        earlier.parent.mkdir(parents=True)
+        earlier.write_bytes(b"{}")
+
+    assert blamed(judge_hang(job_of(read_files([tmp_path])))) == {3: HangKind.NEVER_ENTERED}
