@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import tarfile
 import tempfile
@@ -26,6 +27,9 @@ from app.errors import PacelineError
 from app.hangs.files import HangFile, job_of, read_hang_file
 from paceline_client.probe import lines_of
 
+# Folders below a folder without files: torchrun writes RUN/attempt_0/RANK/stderr.log.
+_DEEPEST: Final = 3
+_ATTEMPT: Final = re.compile(r"attempt_\d{1,9}")
 # Number of printed lines of the wait chain; JSON contains all.
 _MOST_LINKS: Final = 12
 _MOST_RANKS: Final = 8
@@ -40,7 +44,7 @@ def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
     InvalidTraceError
         A file is not a whole dump, or its rank is unknown.
     """
-    hang = judge_hang(job_of(_read(paths)))
+    hang = judge_hang(job_of(read_files(paths)))
     if as_json:
         sys.stdout.write(json.dumps(asdict(hang), indent=2) + "\n")
     else:
@@ -67,7 +71,8 @@ def send_files(paths: Sequence[Path], job: str, server: str) -> None:
     sys.stdout.write(f"{sent.sentence}\n{sent.url}\n")
 
 
-def _read(paths: Sequence[Path]) -> Iterator[HangFile]:
+def read_files(paths: Sequence[Path]) -> Iterator[HangFile]:
+    """Yield the parsed files at paths, and name those of unknown kinds on standard error."""
     for path in _files(paths):
         with reading(path):
             body = path.read_bytes()
@@ -83,9 +88,28 @@ def _read(paths: Sequence[Path]) -> Iterator[HangFile]:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(file for file in path.iterdir() if file.is_file())
+            yield from _in_folder(path, _DEEPEST)
         else:
             yield path
+
+
+def _in_folder(folder: Path, deepest: int) -> Iterator[Path]:
+    """Yield the files of a folder or, if it has none, those of its folders.
+
+    These are a folder for each host, or those of torchrun's ``--log-dir``, of which only the last
+    attempt is read.
+    """
+    inside = sorted(folder.iterdir())
+    files = [path for path in inside if path.is_file()]
+    yield from files
+    if files or not deepest:
+        return
+    folders = [path for path in inside if path.is_dir()]
+    attempts = [path for path in folders if _ATTEMPT.fullmatch(path.name)]
+    if attempts:
+        folders = [max(attempts, key=lambda path: int(path.name.removeprefix("attempt_")))]
+    for path in folders:
+        yield from _in_folder(path, deepest - 1)
 
 
 def _lines(hang: Hang) -> Iterator[str]:

@@ -262,41 +262,69 @@ def ranks_that_answer_ras(
     """Return the states of ranks that left no dump but answer to RAS.
 
     A process group is the only communicator of the same ranks. PyTorch and NCCL may count from
-    different operations on, so the difference is that of a rank with a dump.
+    different operations on, so the difference is that of a rank with a dump. If a rank of the group
+    has not launched an operation, the ranks that have launched it wait in it.
     """
     ranks, used = _ranks_of_processes(communicators)
     by_ranks: dict[tuple[int, ...], list[int]] = {}
     for index, group in enumerate(job.groups):
         by_ranks.setdefault(tuple(sorted(group.ranks)), []).append(index)
-    launched: dict[tuple[int, ...], list[Mapping[int, int]]] = {}
+    launched: dict[tuple[int, ...], list[Mapping[int, Mapping[str, int]]]] = {}
     answering = set[int]()
     for communicator in used:
         members = {ranks[member.process]: member for member in communicator.members}
         answers = {
-            rank: sum(member.launched.values())
-            for rank, member in members.items()
-            if member.launched is not None
+            rank: member.launched for rank, member in members.items() if member.launched is not None
         }
         answering |= answers.keys()
         launched.setdefault(tuple(sorted(members)), []).append(answers)
     reached: dict[int, dict[int, Reached]] = {}
+    pending: dict[int, list[Pending]] = {}
     for key, of_communicators in launched.items():
         indices = by_ranks.get(key, [])
         if len(indices) != 1 or len(of_communicators) != 1:
             continue
-        index, totals = indices[0], of_communicators[0]
+        index, counts = indices[0], of_communicators[0]
+        totals = {rank: sum(by_kind.values()) for rank, by_kind in counts.items()}
         differences = Counter(
             state.reached[index].enqueued - totals[rank]
             for rank, state in job.ranks.items()
             if rank in totals and index in state.reached
         )
-        for difference, _ in differences.most_common(1):
-            for rank, total in totals.items():
-                reached.setdefault(rank, {})[index] = Reached(total + difference, -1)
+        if not differences:
+            continue
+        ((difference, _),) = differences.most_common(1)
+        enqueued = {rank: total + difference for rank, total in totals.items()}
+        awaited = _awaited_by_all(job, index, enqueued)
+        kinds = {kind for by_kind in counts.values() for kind in by_kind}
+        name = kinds.pop() if len(kinds) == 1 else "collective"
+        for rank, number in enqueued.items():
+            reached.setdefault(rank, {})[index] = Reached(number, -1)
+            if awaited is not None and number >= awaited:
+                pending.setdefault(rank, []).append(Pending(index, awaited, name))
     return {
-        rank: RankState(rank, reached=reached.get(rank, {}), is_recorded=False)
+        rank: RankState(
+            rank, tuple(pending.get(rank, ())), reached.get(rank, {}), is_recorded=False
+        )
         for rank in answering - job.ranks.keys()
     }
+
+
+def _awaited_by_all(job: JobState, group: int, enqueued: Mapping[int, int]) -> int | None:
+    """Return the number of the operation that some rank of a group has not launched, if any.
+
+    It is the first operation that is pending in a dump, as RAS may have been asked earlier;
+    without one, the next operation of the rank that has launched the fewest.
+    """
+    least = min(enqueued.values())
+    in_dumps = [
+        pending.number
+        for state in job.ranks.values()
+        for pending in state.pending
+        if pending.group == group and pending.peer is None
+    ]
+    first = min(in_dumps, default=least + 1)
+    return first if least < first <= max(enqueued.values()) else None
 
 
 def _ranks_of_processes(

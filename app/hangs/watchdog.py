@@ -31,6 +31,9 @@ _IN_GROUP: Final = re.compile(
 _STATUS: Final = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,18}), last completed (?:NCCL )?work: (-?\d{1,18})"
 )
+_TIME: Final = re.compile(r"\[[A-Z](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.")
+# Lines of one attempt to run the job in which a rank completes more are closer together.
+_SAME_ATTEMPT_S: Final = 60
 _FAILED: Final = re.compile(r"(?:work sequence id|at work|at NCCL work): (\d{1,18})")
 _WORK: Final = re.compile(
     r"Rank (\d{1,6})\] .{0,80}?WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w{1,64})"
@@ -53,11 +56,21 @@ _HINT: Final = "ork"
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    """What a line of the log says about a rank in a group."""
+    """What a line of the log says about a rank in a group.
+
+    Parameters
+    ----------
+    attempt : int
+        Number of earlier attempts to run the job in the log.
+    written_s : int
+        Time of the line, in seconds from the beginning of the year; -1 if unknown.
+    """
 
     description: str
     enqueued: int
     completed: int
+    attempt: int = 0
+    written_s: int = -1
 
 
 def is_watchdog_log(body: bytes) -> bool:
@@ -80,6 +93,15 @@ def dumps_in_log(body: bytes) -> Mapping[int, RecordedDump]:
     return log.dumps()
 
 
+def _written_s(line: str) -> int:
+    """Return the time of a line in seconds from the beginning of the year; -1 if unknown."""
+    time = _TIME.search(line)
+    if time is None:
+        return -1
+    month, day, hours, minutes, seconds = map(int, time.groups())
+    return (((month * 31 + day) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 class _Log:
     """The watchdogs' lines of a log, read one by one."""
 
@@ -87,6 +109,7 @@ class _Log:
         # by rank and name of a group
         self._statuses: dict[tuple[int, str], _Status] = {}
         self._failed: dict[tuple[int, str], int] = {}
+        self._attempt = 0
         # by rank and number
         self._works: dict[tuple[int, int], tuple[str, Tensors]] = {}
 
@@ -111,19 +134,40 @@ class _Log:
         if rank >= MOST_RANKS:
             return
         enqueued, completed = int(status[1]), int(status[2])
+        failed = int(found[1]) if (found := _FAILED.search(line)) else None
+        written_s = _written_s(line)
         known = self._statuses.get((rank, name))
+        is_later = known is not None and self._is_later(known, completed, failed, written_s)
+        if known is not None and is_later:
+            self._attempt = max(self._attempt, known.attempt + 1)
         # The first line of a hang counts, because aborted operations are completed in later ones;
         # a smaller number is that of another start of the job.
-        if known is None or enqueued < known.enqueued:
+        if known is None or is_later or enqueued < known.enqueued:
             description = DEFAULT_GROUP if is_main else description
-            self._statuses[rank, name] = _Status(description, enqueued, completed)
+            self._statuses[rank, name] = _Status(
+                description, enqueued, completed, self._attempt, written_s
+            )
             self._failed.pop((rank, name), None)
-        if failed := _FAILED.search(line):
-            self._failed.setdefault((rank, name), int(failed[1]))
+        if failed is not None:
+            self._failed.setdefault((rank, name), failed)
+
+    def _is_later(self, known: _Status, completed: int, failed: int | None, written_s: int) -> bool:
+        """Return whether a line is of a later attempt to run the job than a known one.
+
+        The rank has completed more than it had enqueued, and this is no abort: an operation fails
+        after these, the line is written much later, or other ranks are in a later attempt.
+        """
+        is_much_later = known.written_s >= 0 and written_s - known.written_s >= _SAME_ATTEMPT_S
+        are_others_later = known.attempt < self._attempt
+        if completed <= known.enqueued:
+            return are_others_later and is_much_later
+        return is_much_later or are_others_later or (failed is not None and failed > completed)
 
     def dumps(self) -> Mapping[int, RecordedDump]:
         """Return the dumps by rank; errors are those of `dumps_in_log`."""
-        statuses = self._statuses
+        statuses = {
+            key: status for key, status in self._statuses.items() if status.attempt == self._attempt
+        }
         if not statuses:
             # Before 2.3, PyTorch logs only the operation that timed out.
             statuses = {

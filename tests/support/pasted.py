@@ -101,6 +101,7 @@ def watchdog_log(
     has_prefix: bool = True,
     operation: str = "ALLREDUCE",
     numel: Mapping[int, int] | int = 4096,
+    hour: int = 3,
 ) -> str:
     """Return the watchdog's lines of ranks by the last operations they enqueued and completed.
 
@@ -113,7 +114,7 @@ def watchdog_log(
     for rank, (enqueued, completed) in statuses.items():
         own = (list(members) or sorted(statuses)).index(rank) if group[:7] != "PG ID 0" else rank
         at = f"[rank{rank}]:" if has_prefix else ""
-        begin = f"{at}[E410 03:11:09.7 ProcessGroupNCCL.cpp:"
+        begin = f"{at}[E0410 {hour:02}:11:09.7 ProcessGroupNCCL.cpp:"
         prefix = f"[{group}Rank {own}]"
         status = f"ast enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}."
         if enqueued > completed:

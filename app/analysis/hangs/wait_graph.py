@@ -106,7 +106,10 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
 def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int]) -> Operation:
     """Return the collective in which some ranks wait."""
     fronts = {rank: job.ranks[rank].pending[0] for rank in waiting}
-    first = next((front for front in fronts.values() if front.name), fronts[waiting[0]])
+    # The names of recorders come before those of RAS.
+    named = [rank for rank in waiting if fronts[rank].name]
+    recorded = [rank for rank in named if job.ranks[rank].is_recorded]
+    first = fronts[(recorded or named or waiting)[0]]
     lines = {calling(stack) for rank in waiting if (stack := job.ranks[rank].called_at)}
     absent, behind, beyond, unclear = [], [], [], []
     certain = True
@@ -145,8 +148,16 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
 
 
 def _by_call(job: JobState, operation: Operation) -> Iterator[Operation]:
-    """Yield a collective once for each different call, or once for devices that have not begun."""
-    fronts = {rank: job.ranks[rank].pending[0] for rank in operation.waiting}
+    """Yield a collective once for each different call, or once for devices that have not begun.
+
+    The calls of ranks without a recorder are unknown: if others disagree, these ranks wait for the
+    ranks that call otherwise than most.
+    """
+    fronts = {
+        rank: job.ranks[rank].pending[0]
+        for rank in operation.waiting
+        if job.ranks[rank].is_recorded
+    }
     calls = _calls(fronts)
     if len(calls) > 1:
         usual = max(calls.values(), key=len)
@@ -159,6 +170,9 @@ def _by_call(job: JobState, operation: Operation) -> Iterator[Operation]:
             yield replace(
                 operation, first=fronts[ranks[0]], waiting=tuple(ranks), unlike=unlike, call=call
             )
+        unknown = tuple(rank for rank in operation.waiting if rank not in fronts)
+        if unknown:
+            yield replace(operation, waiting=unknown, unlike=others)
         return
     idle = tuple(rank for rank, front in fronts.items() if front.has_started is False)
     started = tuple(rank for rank, front in fronts.items() if front.has_started)

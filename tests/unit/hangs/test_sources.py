@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.verdict import judge_hang
+from app.cli.hang import read_files
 from app.hangs.files import HangFile, job_of, read_hang_file
 from tests.support.hanging import as_json, stack_dump
 from tests.support.program_hangs import called, communicator, program_dumps, ras_of
@@ -95,3 +97,56 @@ def test_a_stack_says_where_a_rank_without_a_dump_is() -> None:
         6: HangKind.NEVER_ENTERED,
     }
     assert "has nothing pending" not in hang.sentence
+
+
+def blamed(hang: Hang) -> dict[int, HangKind]:
+    return {culprit.rank: culprit.kind for culprit in hang.culprits}
+
+
+@pytest.mark.parametrize("before", [0, 900], ids=["same-numbers", "ras-counts-longer"])
+@pytest.mark.parametrize("left", [(17,), (9, 17), (9,), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("late", [(9,), tuple(range(8, 16))], ids=["a-rank", "a-host"])
+def test_ranks_that_ras_says_have_launched_an_operation_call_it(
+    before: int, left: tuple[int, ...], late: tuple[int, ...]
+) -> None:
+    """The rank that is late may be the only one with a dump."""
+    last = [[] if rank in late else [called()] for rank in range(WORLD)]
+    counts = [{"AllReduce": 6 + before - (rank in late)} for rank in range(WORLD)]
+    hang = judged(dumps(*left, last=last) | {"ras.json": ras_of(communicator(counts))})
+
+    assert blamed(hang) == dict.fromkeys(late, HangKind.NEVER_ENTERED)
+    assert len(hang.waiting) == WORLD - len(late)
+    assert hang.confidence == pytest.approx(0.95)
+
+
+def test_halves_that_ras_counts_are_both_named() -> None:
+    counts = [{"AllReduce": 6 - rank // 16} for rank in range(WORLD)]
+    hang = judged(dumps(5) | {"ras.json": ras_of(communicator(counts))})
+
+    assert list(blamed(hang)) == list(range(WORLD))
+    assert hang.confidence == pytest.approx(0.6)
+
+
+def test_sizes_in_dumps_are_compared_next_to_ranks_that_only_ras_hears() -> None:
+    last = [[called(input_sizes=[[4 if rank == 2 else 8]])] for rank in range(WORLD)]
+    last[9] = []
+    counts = [{"AllReduce": 6 - (rank == 9)} for rank in range(WORLD)]
+    hang = judged(dumps(1, 2, 3, last=last) | {"ras.json": ras_of(communicator(counts))})
+
+    assert blamed(hang)[2] is HangKind.MISMATCH
+    assert len(hang.waiting) >= WORLD - 2
+
+
+@pytest.mark.parametrize("place", ["host{}/_dump_{}", "run/attempt_1/{}/_dump_{}"])
+def test_folders_of_hosts_and_of_the_last_attempt_are_read(place: str, tmp_path: Path) -> None:
+    last = [[] if rank == 3 else [called()] for rank in range(4)]
+    earlier = tmp_path / "run/attempt_0/0/_dump_0"
+    for rank, dump in enumerate(program_dumps(last)):
+        path = tmp_path / place.format(rank, rank)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(as_json(dump))
+    if "attempt" in place:
+        earlier.parent.mkdir(parents=True)
+        earlier.write_bytes(b"{}")
+
+    assert blamed(judge_hang(job_of(read_files([tmp_path])))) == {3: HangKind.NEVER_ENTERED}

@@ -140,3 +140,34 @@ def test_sends_and_receives_are_not_compared_by_number() -> None:
 
 def test_a_log_without_lines_of_the_watchdog_is_of_no_kind() -> None:
     assert read_hang_file("train.log", b"step 1 | loss 2.3\nProcessGroupNCCL.cpp is slow\n") == ()
+
+
+@pytest.mark.parametrize("hour", [3, 9], ids=["same-time", "later"])
+@pytest.mark.parametrize("first", [None, 2, 6], ids=str)
+@pytest.mark.parametrize("is_one", [True, False], ids=["one-log", "a-log-a-rank"])
+def test_the_last_attempt_in_a_log_counts(hour: int, first: int | None, *, is_one: bool) -> None:
+    """A rank is late in each attempt, or no rank in the first one."""
+    before = {rank: LATE if rank == first else STUCK for rank in range(8)}
+    after = {rank: (899, 899) if rank == 6 else (902, 899) for rank in range(8)}
+    if is_one:
+        bodies = {"train.log": watchdog_log(before) + watchdog_log(after, hour=hour)}
+    else:
+        bodies = {
+            f"{rank}.log": watchdog_log({rank: before[rank]})
+            + watchdog_log({rank: after[rank]}, hour=9)
+            for rank in range(8)
+        }
+    hang = judged({name: text.encode() for name, text in bodies.items()})
+
+    assert {one.rank: one.kind for one in hang.culprits} == {6: HangKind.NEVER_ENTERED}
+    assert hang.culprits[0].operation == "nccl:all_reduce 900 of default_pg (0)"
+
+
+def test_operations_that_an_abort_completes_are_no_other_attempt() -> None:
+    statuses = {rank: LATE if rank == 2 else STUCK for rank in range(8)}
+    aborted = dict.fromkeys(range(8), (44, 44))
+    text = watchdog_log(statuses) + watchdog_log(aborted)
+    hang = judged({"train.log": text.encode()})
+
+    assert [one.rank for one in hang.culprits] == [2]
+    assert hang.culprits[0].operation == "nccl:all_reduce 40 of default_pg (0)"
