@@ -79,6 +79,15 @@ def test_all_ranks_of_a_slow_host_are_one_notice() -> None:
     assert len(notice.hosts) == 1
 
 
+def test_the_sentence_names_all_slow_ranks_where_hosts_are_unknown() -> None:
+    job = PulseJob.healthy(replace(DIALS, pp=1, noise=0.005), stream(17, "two slow ranks"))
+    job.computing[120:, [2, 5]] *= 1.2
+    (notice,) = notices_in(job.rows())
+
+    assert notice.ranks == (2, 5)
+    assert notice.evidence.sentence.startswith("Ranks 2, 5: computing takes 1.")
+
+
 def test_a_rank_is_named_while_the_only_other_host_is_missing() -> None:
     job = PulseJob.healthy(replace(DIALS, dp=16, pp=1), stream(11, "missing"))
     job.computing[150:, 2] *= 1.4
