@@ -16,6 +16,7 @@ import numpy as np
 from app.analysis.pulse.attribution import (
     TOGETHER,
     GroupView,
+    collects,
     grown,
     growth_is_unknown,
     is_ramp,
@@ -332,16 +333,20 @@ class CaseTracker:
         if case.kind is NoticeKind.SPELLS:
             evidence = self._spell_words(view, case, notice)
         else:
-            evidence = replace(notice.evidence, sentence=_sentence(view, case))
+            evidence = replace(
+                notice.evidence, sentence=_sentence(view, case, notice.evidence.grew)
+            )
         view.ledger.update(replace(notice, evidence=evidence))
 
     def _open(self, view: GroupView, case: Case) -> None:
         ranks = ranks_of(view.subjects, case.subjects)
         where = hosts_of(ranks, view.hosts)
         slope = view.trend.slope(case.lead) if case.kind is NoticeKind.DRIFT else None
+        window = rows_since(view.numbers, case.from_step)
+        grew = Part.GC if collects(view, case.lead, window) else Part.COMPUTING
         evidence = Evidence(
-            _sentence(view, case),
-            grew=Part.COMPUTING,
+            _sentence(view, case, grew),
+            grew=grew,
             slope_per_day=slope.per_day if slope else None,
         )
         case.from_step = min(case.from_step, slope.from_step) if slope else case.from_step
@@ -414,7 +419,7 @@ class CaseTracker:
         sentence = f"Slow in spells{every}: {who}, in {share:.0%} of the last 100 steps"
         return Evidence(
             sentence,
-            grew=Part.COMPUTING,
+            grew=notice.evidence.grew,
             share=share,
             period_steps=case.period,
             rotating=case.rotating,
@@ -590,10 +595,11 @@ class CaseTracker:
         self.cases = []
 
 
-def _sentence(view: GroupView, case: Case) -> str:
+def _sentence(view: GroupView, case: Case, grew: Part | None) -> str:
     """Return the evidence of a slow or drifting rank, which names all ranks of the case."""
     ranks = ranks_of(view.subjects, case.subjects)
     who = describe_ranks(ranks, hosts_of(ranks, view.hosts)).capitalize()
     against = "as that of the peers" if len(view.subjects.ranks) > 1 else "as before"
     steadily = ", and grew steadily" if case.kind is NoticeKind.DRIFT else ""
-    return f"{who}: computing takes {case.factor:.2f}× as long {against}{steadily}"
+    why = "; what grew is garbage collection" if grew is Part.GC else ""
+    return f"{who}: computing takes {case.factor:.2f}× as long {against}{steadily}{why}"
