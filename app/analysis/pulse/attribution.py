@@ -170,6 +170,19 @@ def grown(view: GroupView, column: int, window: IntArray) -> float:
     return float(np.nanmedian(view.history.values[window, column])) + followed
 
 
+def collects(view: GroupView, column: int, window: IntArray) -> bool:
+    """Return whether garbage collection is most of what a rank computes longer than its peers."""
+    rank, history = column - view.subjects.first_rank, view.history
+    if rank < 0:
+        return False
+    count = min(len(history.computing), len(history.collecting))
+    rows = window[window >= len(history.numbers) - count]
+    from_end = rows - len(history.numbers)
+    whole = np.exp(history.computing[from_end, rank])
+    longer = whole * -np.expm1(-history.values[rows, column])
+    return bool(history.collecting[from_end, rank].sum() > np.nansum(longer) / 2)
+
+
 def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:
     """Return the global ranks in the given rank and stage columns, sorted."""
     ranks: set[int] = set()

@@ -16,6 +16,7 @@ import numpy as np
 from app.analysis.pulse.attribution import (
     TOGETHER,
     GroupView,
+    collects,
     grown,
     growth_is_unknown,
     is_ramp,
@@ -325,26 +326,30 @@ class CaseTracker:
         """Replace the blamed ranks of a case and of its notice."""
         case.subjects = subjects
         notice = view.ledger.get(case.number)
-        if notice is not None:
-            ranks = ranks_of(view.subjects, subjects)
-            view.ledger.update(replace(notice, ranks=ranks, hosts=hosts_of(ranks, view.hosts)))
+        if notice is None:
+            return
+        ranks = ranks_of(view.subjects, subjects)
+        notice = replace(notice, ranks=ranks, hosts=hosts_of(ranks, view.hosts))
+        if case.kind is NoticeKind.SPELLS:
+            evidence = self._spell_words(view, case, notice)
+        else:
+            evidence = replace(
+                notice.evidence, sentence=_sentence(view, case, notice.evidence.grew)
+            )
+        view.ledger.update(replace(notice, evidence=evidence))
 
     def _open(self, view: GroupView, case: Case) -> None:
         ranks = ranks_of(view.subjects, case.subjects)
         where = hosts_of(ranks, view.hosts)
         slope = view.trend.slope(case.lead) if case.kind is NoticeKind.DRIFT else None
-        who = describe_ranks(ranks, where).capitalize()
-        words = f"{who}: computing takes {case.factor:.2f}× as long"
-        against = "as that of the peers" if len(view.subjects.ranks) > 1 else "as before"
-        if case.kind is NoticeKind.DRIFT:
-            evidence = Evidence(
-                f"{words} {against}, and grew steadily",
-                grew=Part.COMPUTING,
-                slope_per_day=slope.per_day if slope else None,
-            )
-            case.from_step = min(case.from_step, slope.from_step) if slope else case.from_step
-        else:
-            evidence = Evidence(f"{words} {against}", grew=Part.COMPUTING)
+        window = rows_since(view.numbers, case.from_step)
+        grew = Part.GC if collects(view, case.lead, window) else Part.COMPUTING
+        evidence = Evidence(
+            _sentence(view, case, grew),
+            grew=grew,
+            slope_per_day=slope.per_day if slope else None,
+        )
+        case.from_step = min(case.from_step, slope.from_step) if slope else case.from_step
         case.number = view.ledger.add(
             Notice(
                 -1,
@@ -414,7 +419,7 @@ class CaseTracker:
         sentence = f"Slow in spells{every}: {who}, in {share:.0%} of the last 100 steps"
         return Evidence(
             sentence,
-            grew=Part.COMPUTING,
+            grew=notice.evidence.grew,
             share=share,
             period_steps=case.period,
             rotating=case.rotating,
@@ -588,3 +593,13 @@ class CaseTracker:
             if notice is not None:
                 ledger.update(cleared(replace(notice, factor=case.factor), step))
         self.cases = []
+
+
+def _sentence(view: GroupView, case: Case, grew: Part | None) -> str:
+    """Return the evidence of a slow or drifting rank, which names all ranks of the case."""
+    ranks = ranks_of(view.subjects, case.subjects)
+    who = describe_ranks(ranks, hosts_of(ranks, view.hosts)).capitalize()
+    against = "as that of the peers" if len(view.subjects.ranks) > 1 else "as before"
+    steadily = ", and grew steadily" if case.kind is NoticeKind.DRIFT else ""
+    why = "; what grew is garbage collection" if grew is Part.GC else ""
+    return f"{who}: computing takes {case.factor:.2f}× as long {against}{steadily}{why}"

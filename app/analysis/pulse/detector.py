@@ -82,6 +82,7 @@ class Watch:
                 "own_past": stages,
                 "computing": ranks,
                 "lengths": ranks,
+                "collecting": ranks,
             }
         )
         self.trend.grow(at if width else np.arange(0), number)
@@ -98,7 +99,7 @@ class Watch:
         if len(steps.ranks) > len(self.ranks):
             self._join(steps, hosts)
         subjects = Subjects.of(self.ranks, self.pp_ranks, hosts)
-        measured = self.expected.measured(steps)
+        measured = self.expected.measured(steps, self.history.collecting)
         start, end = 0, len(steps.steps)
         while start < end:
             stop = min(end, start + STRETCH - (self.closed - FIRST_STEPS) % STRETCH)
@@ -129,7 +130,7 @@ class Watch:
         # The ranks' usual differences are learned from the first stretch.
         has_usual = self.closed >= FIRST_STEPS + STRETCH
         kept = len(self.history.numbers)
-        self.history.add(steps.steps, steps.closed_ns, residuals, measured.stretch)
+        self.history.add(steps.steps, steps.closed_ns, residuals, measured)
         at, values = 0, residuals.values
         while at < len(values):
             run = self.charts.run(values[at:], steps.steps[at:])

@@ -122,17 +122,23 @@ class Expected:
             values[at] = getattr(self, name)
             setattr(self, name, values)
 
-    def measured(self, steps: Steps) -> Measured:
-        """Return the measurements of steps, with the logarithm of tokens to the usual number."""
+    def measured(self, steps: Steps, before: FloatArray) -> Measured:
+        """Return the measurements of steps, with the logarithm of tokens to the usual number.
+
+        Parameters
+        ----------
+        before : float64[steps, ranks]
+            Garbage collection in the last steps before these; see `Measured.of`.
+        """
         tokens = steps.measures["tokens"]
         has_tokens: BoolArray = (tokens > 0) | np.isnan(tokens)
         whole = has_tokens.all(axis=1) & (tokens > 0).any(axis=1)
         if not whole.any():
-            return Measured.of(steps, np.zeros_like(tokens))
+            return Measured.of(steps, np.zeros_like(tokens), before)
         if np.isnan(self.tokens):
             self.tokens = float(np.nanmedian(tokens[whole][0]))
         lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
-        return Measured.of(steps, np.where(np.asarray(whole)[:, None], lengths, 0.0))
+        return Measured.of(steps, np.where(np.asarray(whole)[:, None], lengths, 0.0), before)
 
     def residuals(self, measured: Measured, subjects: Subjects) -> Residuals:
         """Return the residuals of steps compared with the baselines."""
@@ -373,7 +379,7 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: IntArray) -> FloatA
 STRETCH: Final = 32
 # Number of steps that the history keeps, and the fields that it keeps for one stretch only.
 KEPT: Final = 128
-_OF_STRETCH: Final = ("computing", "lengths")
+_OF_STRETCH: Final = ("computing", "lengths", "collecting")
 # Fields of `Stretch` that are the columns of `History.job`.
 _JOB: Final = ("step_ns", "longest_ns", "tokens")
 
@@ -392,7 +398,7 @@ class History:
     values : float64[steps, subjects]
         Residuals; see `Residuals`.
     logs, own_past : float64[steps, stages]
-    computing, lengths : float64[steps, ranks]
+    computing, lengths, collecting : float64[steps, ranks]
         Of the last `STRETCH` steps only.
     job : float64[steps, 3]
         Step, longest computing and tokens.
@@ -406,6 +412,7 @@ class History:
     own_past: FloatArray = field(default_factory=_wide)
     computing: FloatArray = field(default_factory=_wide)
     lengths: FloatArray = field(default_factory=_wide)
+    collecting: FloatArray = field(default_factory=_wide)
     job: FloatArray = field(default_factory=lambda: np.empty((0, len(_JOB))))
     parts_ns: FloatArray = field(default_factory=lambda: np.empty((0, 4)))
 
@@ -418,9 +425,10 @@ class History:
             setattr(self, name, new)
 
     def add(
-        self, numbers: IntArray, ends_ns: IntArray, residuals: Residuals, stretch: Stretch
+        self, numbers: IntArray, ends_ns: IntArray, residuals: Residuals, measured: Measured
     ) -> None:
         """Append steps; residuals are rounded to 32 bits, which halves the stored state."""
+        stretch = measured.stretch
         job = np.stack([getattr(stretch, name) for name in _JOB], axis=1)
         for name, rows in (
             *(("numbers", numbers), ("ends_ns", ends_ns), ("values", _rounded(residuals.values))),
@@ -428,10 +436,12 @@ class History:
             *(
                 ("computing", _rounded(residuals.computing)),
                 ("lengths", _rounded(residuals.lengths)),
+                ("collecting", measured.collecting),
             ),
             *(("job", job), ("parts_ns", stretch.parts_ns)),
         ):
-            setattr(self, name, np.concatenate([getattr(self, name), rows]))
+            earlier = getattr(self, name)
+            setattr(self, name, np.concatenate([earlier, rows]) if len(earlier) else rows)
 
     def trim(self) -> None:
         """Drop all but the last `KEPT` steps."""

@@ -55,7 +55,11 @@ class Measured:
     there : bool[steps, ranks]
         Whether a rank sent the step.
     logs : float64[steps, ranks]
-        Logarithm of a rank's own computing; NaN where unknown.
+        Logarithm of a rank's own computing, with `lasting`; NaN where unknown.
+    collecting : float64[steps, ranks]
+        Garbage collection beyond the median of the ranks, nanoseconds; 0 where unknown.
+    lasting : float64[steps, ranks]
+        The part of `collecting` of ranks that collect again and again; see `lasting_collection`.
     lengths : float64[steps, ranks]
         Logarithm of tokens to the usual number; 0 if unknown.
     known_tokens : float64[steps]
@@ -66,31 +70,44 @@ class Measured:
     steps: Steps
     there: BoolArray
     logs: FloatArray
+    collecting: FloatArray
+    lasting: FloatArray
     lengths: FloatArray
     known_tokens: FloatArray
     stretch: Stretch
 
     @classmethod
-    def of(cls, steps: Steps, lengths: FloatArray) -> Measured:
-        """Return the measurements of steps, given the logarithms of their tokens."""
+    def of(cls, steps: Steps, lengths: FloatArray, before: FloatArray) -> Measured:
+        """Return the measurements of steps, given the logarithms of their tokens.
+
+        Parameters
+        ----------
+        before : float64[steps, ranks]
+            `collecting` of the last steps before these.
+        """
         measures = steps.measures
-        # Garbage collection is left out, because only some frameworks count it as computing.
-        own = own_computing(measures)
         tokens = measures["tokens"]
         middle = median_of_rows(tokens)
         collecting = measures["gc_ns"]
         parts = [median_of_rows(measures[name]) for name in _PARTS]
         more = np.maximum(collecting - parts[-1][:, None], 0)
+        # Rounded as in the history, so that results do not depend on how steps are batched.
+        known = np.nan_to_num(more).astype(np.float32).astype(np.float64)
+        lasting = lasting_collection(known, before)
+        # Other garbage collection is left out, because only some frameworks count it as computing.
+        own = own_computing(measures, lasting)
         has_tokens = np.isnan(tokens) | (tokens > 0)
         return cls(
             steps,
             ~np.isnan(measures["step_ns"]),
             np.log(np.where(own > 0, own, np.nan)),
+            known,
+            lasting,
             lengths,
             middle if has_tokens.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
             Stretch(
                 median_of_rows(measures["step_ns"]),
-                np.fmax.reduce(own + more, axis=1),
+                np.fmax.reduce(own - lasting + more, axis=1),
                 middle,
                 np.stack(parts, axis=1),
             ),
@@ -102,17 +119,54 @@ class Measured:
             self.steps.some(rows),
             self.there[rows],
             self.logs[rows],
+            self.collecting[rows],
+            self.lasting[rows],
             self.lengths[rows],
             self.known_tokens[rows],
             self.stretch.some(rows),
         )
 
 
-def own_computing(measures: Mapping[str, FloatArray]) -> FloatArray:
-    """Return computing without garbage collection; NaN if collection took more than half."""
+def own_computing(measures: Mapping[str, FloatArray], lasting: FloatArray) -> FloatArray:
+    """Return computing without the garbage collection that does not last.
+
+    NaN if that collection took more than half.
+    """
     computing = measures["compute_ns"]
-    own = computing - measures["gc_ns"]
+    own = computing - (measures["gc_ns"] - lasting)
     return np.where(own > computing / 2, own, np.nan)
+
+
+# A rank collects garbage again and again if it did in this many of the last steps; not if more than
+# this share of the ranks (or one) did so in at least two of them, which is usual then.
+_AGAIN: Final = 4
+_TWICE: Final = 2
+_LAST_STEPS: Final = 8
+_COMMON: Final = 1 / 4
+
+
+def lasting_collection(collecting: FloatArray, before: FloatArray) -> FloatArray:
+    """Return the garbage collection of the few ranks that collect again and again.
+
+    It is at most the fourth longest in the last eight steps, and more than twice what is common.
+
+    Parameters
+    ----------
+    collecting, before : float64[steps, ranks]
+        Garbage collection of steps, and of the steps before them.
+    """
+    steps, ranks = collecting.shape
+    last = np.nan_to_num(before[1 - _LAST_STEPS :])
+    whole = np.zeros((_LAST_STEPS - 1 + steps, ranks))
+    whole[_LAST_STEPS - 1 :] = collecting
+    whole[_LAST_STEPS - 1 - len(last) : _LAST_STEPS - 1, : last.shape[1]] = last
+    common = max(1, int(_COMMON * ranks))
+    if common >= ranks or not whole.any():
+        return np.zeros_like(collecting)
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(whole, _LAST_STEPS, axis=0), axis=2)
+    again, twice = ordered[:, :, -_AGAIN], ordered[:, :, -_TWICE]
+    usual = np.sort(twice, axis=1)[:, -1 - common, None]
+    return np.where(again > 2 * usual, np.minimum(collecting, again), 0.0)
 
 
 # Columns of the two subjects of the whole job: the part of a step beyond the longest computing, and

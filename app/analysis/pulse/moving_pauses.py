@@ -240,9 +240,9 @@ def _growth(measured: Measured, residuals: FloatArray) -> FloatArray:
 
     The parts are computing and garbage collection; values are logarithms.
     """
-    measures = measured.steps.measures
-    own = np.where(np.isnan(measured.logs), measures["compute_ns"], np.exp(measured.logs))
-    more = measures["gc_ns"] - median_of_rows(measures["gc_ns"])[:, None]
+    whole, more = np.exp(measured.logs), measured.collecting
+    own = np.where(np.isnan(whole), measured.steps.measures["compute_ns"], whole - measured.lasting)
     with np.errstate(invalid="ignore", divide="ignore"):
         collecting = np.where((own > 0) & (more > 0), np.log1p(more / own), 0.0)
-    return np.stack([np.where(np.isnan(residuals), 0.0, residuals), collecting])
+        computing = residuals - np.log(whole / own)
+    return np.stack([np.where(np.isnan(computing), 0.0, computing), collecting])

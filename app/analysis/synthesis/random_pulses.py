@@ -234,6 +234,13 @@ def slow_host(job: PulseJob, rng: np.random.Generator, begin: int, factor: float
     return PulseTruth(NoticeKind.SLOW_RANK, ranks, begin, end, factor)
 
 
+def collector(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
+    """Let one random rank collect garbage in every step."""
+    rank, end = int(rng.integers(job.dials.world)), _end(job, rng, begin)
+    job.collecting[begin:end, rank] += (factor - 1) * job.computing[begin:end, rank]
+    return PulseTruth(NoticeKind.SLOW_RANK, (rank,), begin, end, factor)
+
+
 def slow_network(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
     """Lengthen the collectives of all ranks."""
     end = _end(job, rng, begin)
@@ -288,6 +295,7 @@ def more_tokens(job: PulseJob, rng: np.random.Generator, _begin: int, factor: fl
 FAULTS: Final[Mapping[str, Fault]] = {
     "rank": slow_rank,
     "host": slow_host,
+    "collector": collector,
     "network": slow_network,
     "data": slow_data,
     "spells": spells,

@@ -71,12 +71,60 @@ def test_steps_whose_numbers_have_gaps_and_doubled_rows_are_the_same_steps() -> 
     assert detector.counts == {"pulse.doubled": len(rows)}
 
 
+@pytest.mark.parametrize("batch", [1 << 16, 97])
+def test_a_rank_that_collects_garbage_in_every_step_is_slow(batch: int) -> None:
+    job, truth = job_with("collector", 1.2)
+    (notice,) = notices_in(job.rows(), job.hosts, batch)
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SLOW_RANK, truth.ranks)
+    assert notice.evidence.grew is Part.GC
+    assert notice.evidence.sentence.endswith("; what grew is garbage collection")
+    assert notice.from_step == truth.from_step + 3
+    assert notice.noticed_step <= truth.from_step + 6
+    assert notice.cleared_step == truth.end_step
+    assert notice.factor == pytest.approx(1.2, abs=0.03)
+
+
+def test_a_rank_that_collects_garbage_in_every_second_step_is_named() -> None:
+    job = PulseJob.healthy(replace(DIALS, pp=1), stream(7, "collects"))
+    job.collecting[120::2, 5] = 0.3 * job.computing[120::2, 5]
+    (notice,) = notices_in(job.rows(), job.hosts)
+
+    assert (notice.ranks, notice.evidence.grew) == ((5,), Part.GC)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 8])
+def test_ranks_that_always_collect_garbage_in_turn_make_no_notice(every: int) -> None:
+    job = PulseJob.healthy(replace(DIALS, pp=1, steps=600), stream(18, "in turn"))
+    job.collecting[(np.arange(600)[:, None] + np.arange(8)) % every == 0] = 0.2e9
+
+    assert notices_in(job.rows(), job.hosts) == ()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
+def test_ranks_that_collect_garbage_at_random_make_no_notice(share: float) -> None:
+    rng = stream(0, "at random")
+    job = PulseJob.healthy(PulseDials(dp=16, steps=600), rng)
+    job.collecting[rng.random((600, 16)) < share] = 0.15e9
+
+    assert notices_in(job.rows(), job.hosts) == ()
+
+
 def test_all_ranks_of_a_slow_host_are_one_notice() -> None:
     job, truth = job_with("host", 1.2)
     (notice,) = notices_in(job.rows(), job.hosts)
 
     assert (notice.kind, notice.ranks) == (NoticeKind.SLOW_RANK, truth.ranks)
     assert len(notice.hosts) == 1
+
+
+def test_the_sentence_names_all_slow_ranks_where_hosts_are_unknown() -> None:
+    job = PulseJob.healthy(replace(DIALS, pp=1, noise=0.005), stream(17, "two slow ranks"))
+    job.computing[120:, [2, 5]] *= 1.2
+    (notice,) = notices_in(job.rows())
+
+    assert notice.ranks == (2, 5)
+    assert notice.evidence.sentence.startswith("Ranks 2, 5: computing takes 1.")
 
 
 def test_a_rank_is_named_while_the_only_other_host_is_missing() -> None:
