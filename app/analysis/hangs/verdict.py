@@ -193,10 +193,13 @@ def _most_are_missing(job: JobState, missing: Sequence[int]) -> bool:
 
 def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culprit]:
     """Yield ranks that call an operation otherwise than most ranks of the group."""
-    by_number: dict[tuple[int, int], list[Operation]] = {}
+    by_number: dict[tuple[int, ...], list[Operation]] = {}
     for operation in operations:
         if operation.call is not None:
-            key = operation.first.group, operation.first.number
+            first, (rank, *_) = operation.first, operation.waiting
+            key: tuple[int, ...] = first.group, first.number
+            if first.peer is not None:
+                key = first.group, *sorted((rank, first.peer)), first.is_send is (rank < first.peer)
             by_number.setdefault(key, []).append(operation)
     for sides in by_number.values():
         words = _words_of_calls(sides)

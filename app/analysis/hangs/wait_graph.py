@@ -245,7 +245,11 @@ def _batch(job: JobState, waiting: RankState) -> Operation:
     those that have not entered theirs.
     """
     transfers = [_transfer(job, waiting, pending) for pending in waiting.batch]
-    return min(transfers, key=lambda each: (not each.absent, not each.behind, bool(each.beyond)))
+    return min(transfers, key=_urgency)
+
+
+def _urgency(transfer: Operation) -> tuple[bool, bool, bool, bool]:
+    return not transfer.absent, not transfer.behind, not transfer.unlike, bool(transfer.beyond)
 
 
 def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
@@ -262,14 +266,26 @@ def _transfer(job: JobState, waiting: RankState, pending: Pending) -> Operation:
     state = job.ranks.get(peer)
     if state is None:
         return replace(own, absent=(peer,), certain=False)
-    if any(map(meets, state.batch)):
-        return own
+    met = [other for other in state.batch if meets(other)]
+    if met:
+        is_unlike = len(met) == 1 and _is_unlike(pending.tensors, met[0].tensors)
+        call = Call(pending.name, pending.tensors)
+        return replace(own, unlike=(peer,), call=call) if is_unlike else own
     if any(map(meets, state.pending)):
         return replace(own, behind=(peer,))
     if _has_finished(waiting, pending, state):
         return replace(own, beyond=(peer,))
     is_absent = _is_elsewhere(state, set())
     return replace(own, absent=(peer,)) if is_absent else replace(own, unclear=(peer,))
+
+
+def _is_unlike(sent: Tensors, received: Tensors) -> bool:
+    """Return whether the two ends of a transfer have other sizes or types, as far as known."""
+    sizes = elements(sent.inputs), elements(received.inputs)
+    if not all(sizes) or not (len(sizes[0]) == len(sizes[1]) == 1):
+        return False
+    has_dtypes = bool(sent.dtypes and received.dtypes)
+    return sizes[0] != sizes[1] or (has_dtypes and sent.dtypes != received.dtypes)
 
 
 def _has_finished(waiting: RankState, pending: Pending, peer: RankState) -> bool:

@@ -335,6 +335,13 @@ def test_the_transfer_for_which_all_ranks_wait_in_the_end_is_named() -> None:
     assert hang.sentence.startswith("Ranks 0 and 1 have entered nccl:send 5 of default_pg (0),")
 
 
+@pytest.mark.parametrize("own", [{"input_sizes": [[2048]]}, {"input_dtypes": ["Half"]}], ids=str)
+def test_the_ends_of_a_transfer_of_other_sizes_or_types_are_named(own: dict[str, Any]) -> None:
+    last = [[transfer("send 0->1", 5) | own], [transfer("recv 1<-0", 5)], [called()], [called()]]
+    hang = judge_hang(state_of(program_dumps(last)))
+    assert blamed(hang) == dict.fromkeys((0, 1), HangKind.MISMATCH)
+
+
 def test_a_ring_whose_ranks_all_send_in_a_first_batch_waits_for_itself() -> None:
     last = [
         [transfer(f"send {rank}->{(rank + 1) % 4}", 1), transfer(f"recv {rank}<-{rank - 1 & 3}", 2)]
