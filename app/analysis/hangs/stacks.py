@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ _WAITS: Final = (
     ("pipeline_parallel/p2p_communication.py", ""),
     ("deepspeed/comm/", ""),
 )
+_TRANSFER: Final = re.compile(r"send|recv|p2p|wait")
 _OURS: Final = "/paceline_client/"
 _TORCH: Final = "/torch/"
 _INNERMOST: Final = 3  # compared frames; deeper ones differ by chance in loops of the framework
@@ -80,6 +82,29 @@ def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
     if not is_exception and not _share_a_place([stacks[rank] for rank in others]):
         return None
     return StackSplit(tuple(waiting), others, lines.most_common(1)[0][0])
+
+
+def waits_of_stacks(ranks: Mapping[int, RankState]) -> Mapping[tuple[Frame, Frame], list[int]]:
+    """Return the ranks by the lines where they wait, if all wait; else an empty mapping.
+
+    The lines are that of PyTorch and that of the program, those of most ranks first. Fewer stacks
+    than half of the ranks show nothing.
+    """
+    stacks = {rank: state.stack for rank, state in sorted(ranks.items()) if state.stack}
+    if len(stacks) < max(2, len(ranks) / 2):
+        return {}
+    by_line: dict[tuple[Frame, Frame], list[int]] = {}
+    for rank, stack in stacks.items():
+        inner = next((frame for frame in stack if _OURS not in frame.file), stack[0])
+        if not is_wait(inner):
+            return {}
+        by_line.setdefault((inner, calling(stack)), []).append(rank)
+    return dict(sorted(by_line.items(), key=lambda item: -len(item[1])))
+
+
+def is_collective(frame: Frame) -> bool:
+    """Return whether a rank at this line waits in a collective and not in a transfer."""
+    return "torch/distributed/" in frame.file and not _TRANSFER.search(frame.function)
 
 
 def _share_a_place(stacks: Sequence[tuple[Frame, ...]]) -> bool:

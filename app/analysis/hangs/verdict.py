@@ -29,11 +29,19 @@ from app.analysis.hangs.findings import (
     rank_words,
     sentence_words,
 )
-from app.analysis.hangs.stacks import StackSplit, calling, is_wait, split_by_stacks
+from app.analysis.hangs.stacks import (
+    StackSplit,
+    calling,
+    is_collective,
+    is_wait,
+    split_by_stacks,
+    waits_of_stacks,
+)
 from app.analysis.hangs.state import JobState, RankState, elements
 from app.analysis.hangs.wait_graph import Operation, Waits
 
 _PAIR: Final = 2
+_FEW: Final = 4  # at most every fourth rank is an exception
 _SHAPES: Final = 3  # in a sentence
 
 # Confidence in culprits found by their stacks: a stack shows what a rank does at one moment, but
@@ -78,7 +86,71 @@ def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Han
     )
 
 
-def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
+def by_waits(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang | None:
+    """Return the verdict if the stacks of all ranks show that they wait; else None.
+
+    A few ranks without a stack are silent. A few ranks that wait in another collective than most,
+    or in another line of the program, are the culprits.
+    """
+    sides = waits_of_stacks(job.ranks)
+    if not sides:
+        return None
+    waiting = tuple(sorted(rank for ranks in sides.values() for rank in ranks))
+    most = max(1, len(waiting) // _FEW)
+    missing = sorted({*range(max(job.ranks) + 1)} - {*waiting})
+    if 0 < len(missing) <= most:
+        return by_silence(job, waits, unknown, missing)
+    notes = [f"There is no stack of {rank_words(missing)}."] if missing else []
+    notes.append("No recorder reports pending operations: only the stacks show this.")
+    ((usual, program), ranks), *others = sides.items()
+    line = code_words(usual)
+    rare = sorted(rank for _, own in others for rank in own)
+    culprits = []
+    if 0 < len(rare) <= most and all(is_collective(inner) for inner, _ in sides):
+        for (inner, caller), own in others:
+            evidence = (
+                f"waits in {inner.function}, called in {code_words(caller)}, while the others "
+                f"wait in {usual.function}, called in {code_words(program)}"
+            )
+            culprits += [
+                Culprit(
+                    rank=rank,
+                    host=job.place(rank).host,
+                    gpu=job.place(rank).gpu,
+                    kind=HangKind.MISMATCH,
+                    operation=line,
+                    evidence=evidence,
+                    since_ns=None,
+                    confidence=_BY_STACKS,
+                    stack=job.ranks[rank].stack,
+                )
+                for rank in own
+            ]
+        culprits.sort(key=lambda culprit: culprit.rank)
+    if culprits:
+        kind, sentence = HangKind.MISMATCH, sentence_words(culprits, len(ranks))
+    else:
+        kind = HangKind.ALL_ENTERED
+        where = f"in {line}"
+        if others:
+            where = f"in {len(sides)} places, {rank_words(ranks)} in {line}"
+        who = "All ranks" if not missing else "All ranks with a stack"
+        sentence = f"{who} wait {where}: none is to blame."
+    return Hang(
+        kind=kind,
+        sentence=sentence,
+        culprits=tuple(culprits),
+        waiting=tuple(ranks) if culprits else waiting,
+        chain=(Link(line, tuple(ranks), tuple(rare), 1),) if culprits else (),
+        confidence=_BY_STACKS if culprits else 0.0,
+        remedy=REMEDIES[kind],
+        unknown=(*unknown, *notes),
+    )
+
+
+def by_silence(
+    job: JobState, waits: Waits, unknown: tuple[str, ...], silent: Sequence[int]
+) -> Hang:
     """Return the verdict that silent ranks are the culprits, if pending operations lead to no rank.
 
     Recorders other than NCCL's do not record the ranks of a group, nor transfers.
@@ -104,14 +176,14 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
             since_ns=None,
             confidence=_BY_PROCESS if rank in job.processes else _BY_STACKS,
         )
-        for rank in sorted(job.silent)
+        for rank in silent
     ]
     return Hang(
         kind=HangKind.SILENT,
         sentence=sentence_words(culprits, len(waiting)),
         culprits=tuple(culprits),
         waiting=waiting,
-        chain=(Link(where, waiting, tuple(sorted(job.silent)), 1),) if waiting else (),
+        chain=(Link(where, waiting, tuple(silent), 1),) if waiting else (),
         confidence=min(culprit.confidence for culprit in culprits),
         remedy=REMEDIES[HangKind.SILENT],
         unknown=(*unknown, "Only its silence indicates that the others wait for it."),
@@ -486,11 +558,14 @@ def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link,
 def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
     """Return the verdict if the wait-for graph leads to no rank."""
     if job.silent:
-        return by_silence(job, waits, unknown)
+        return by_silence(job, waits, unknown, sorted(job.silent))
     if not waits.operations:
         split = split_by_stacks(job.ranks)
         if split is not None:
             return by_stacks(job, split, unknown)
+        found = by_waits(job, waits, unknown)
+        if found is not None:
+            return found
         return Hang(
             kind=HangKind.NOTHING_PENDING,
             sentence="No rank has an operation pending: nothing says that they wait.",

@@ -11,6 +11,7 @@ from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.incidents.test_triage import let_several_fire, lines
 from tests.e2e.looking import keep
 from tests.e2e.visiting import NARROW
+from tests.integration.hosts.build import HOUR, session
 
 if TYPE_CHECKING:
     from tests.e2e.alerting import Place
@@ -22,6 +23,7 @@ def test_the_palette_leads_to_a_job_a_host_and_an_incident(
     place: Place, visitor: Visitor, look: Look
 ) -> None:
     let_several_fire(place)
+    session(place.container, {"node-7": 1.6}, ago=HOUR, job="dense-120b-pretrain")
     page = visitor.open(f"{place.url}/plans", look)
     if look.size == NARROW:
         page.get_by_role("button", name="Find").click()
@@ -37,8 +39,8 @@ def test_the_palette_leads_to_a_job_a_host_and_an_incident(
     page.keyboard.press("ArrowUp")
     expect(options.last).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile(r"/incidents\?host=node-7$"))
-    expect(lines(page)).to_have_count(1)
+    expect(page).to_have_url(re.compile(r"/hosts/node-7$"))
+    expect(page.locator("h1")).to_contain_text("node-7")
     # The script that handles keys also shows this button.
     expect(page.get_by_role("button", name="Find")).to_be_visible()
     page.keyboard.press("Control+k")

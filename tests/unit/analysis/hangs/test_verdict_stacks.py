@@ -66,11 +66,10 @@ def test_a_majority_at_one_line_waits_if_another_rank_is_at_a_third_place() -> N
 
 
 def test_stacks_that_do_not_tell_blame_no_rank() -> None:
-    all_wait = ranks(REDUCING, REDUCING)
     half_elsewhere = ranks(REDUCING, REDUCING, LOADING, ITEM)
     one_alone = ranks(LOADING)
     mostly_unknown = ranks(REDUCING, LOADING, (), (), ())
-    for told in (all_wait, half_elsewhere, one_alone, mostly_unknown):
+    for told in (half_elsewhere, one_alone, mostly_unknown):
         assert split_by_stacks(told) is None
         hang = judge_hang(JobState(groups=(), ranks=told))
         assert (hang.kind, hang.culprits) == (HangKind.NOTHING_PENDING, ())
@@ -109,3 +108,31 @@ def test_a_rank_that_says_nothing_is_named_where_nothing_pending_leads_to_it() -
     unheard = judge_hang(replace(stopped, processes={}))
     assert "says nothing any more" in unheard.sentence
     assert 0.5 <= unheard.confidence < hang.confidence
+
+
+BARRIER = (Frame("barrier", "torch/distributed/distributed_c10d.py", 4159), *REDUCING[1:])
+EVALUATING = (REDUCING[0], Frame("evaluate", "train.py", 77))
+
+
+def test_ranks_that_all_wait_in_one_place_or_in_halves_are_not_to_blame() -> None:
+    for stacks in ([BARRIER] * 8, [*[BARRIER] * 4, *[REDUCING] * 4]):
+        hang = judge_hang(JobState(groups=(), ranks=ranks(*stacks)))
+        assert (hang.kind, hang.culprits) == (HangKind.ALL_ENTERED, ())
+        assert hang.sentence.startswith("All ranks wait in ")
+        assert hang.waiting == tuple(range(8))
+
+
+@pytest.mark.parametrize("other", [BARRIER, EVALUATING], ids=["collective", "line"])
+def test_a_rank_that_waits_elsewhere_than_the_others_is_named(other: tuple[Frame, ...]) -> None:
+    hang = judge_hang(JobState(groups=(), ranks=ranks(*[REDUCING] * 7, other)))
+
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(7, HangKind.MISMATCH)]
+    assert hang.waiting == tuple(range(7))
+
+
+def test_a_rank_without_a_stack_is_silent_if_all_others_wait() -> None:
+    states = ranks(*[REDUCING] * 8)
+    del states[3]
+    hang = judge_hang(JobState(groups=(), ranks=states))
+
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(3, HangKind.SILENT)]
