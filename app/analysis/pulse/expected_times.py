@@ -45,8 +45,9 @@ _USUAL_SPREADS: Final = 3.0
 # devices, and every difference is usual.
 _SEVERAL_KINDS: Final = 1 / 3
 # Computing of the whole job is compared only if the logarithm of its tokens is within this distance
-# of the usual number.
+# of the usual number, or within this share of the range in which its growth with tokens is fitted.
 _SAME_TOKENS: Final = 0.05
+_OF_REACH: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,9 +154,14 @@ class Expected:
         good = (step > 0) & (expected > 0) & known
         ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
         residuals.values[:, REST] = np.log(ratio) - self.rest_offset
-        same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < _SAME_TOKENS
+        same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < self._comparable
         residuals.values[~same, COMPUTING] = np.nan
         return residuals
+
+    @property
+    def _comparable(self) -> float:
+        """Return the logarithm of tokens to the usual number up to which computing is known."""
+        return max(_SAME_TOKENS, _OF_REACH * self.growing.reach)
 
     def _of_computing(
         self, computing: FloatArray, lengths: FloatArray, subjects: Subjects
@@ -242,7 +248,7 @@ class Expected:
         self.uneven = np.nan_to_num(median_of_known(against_peers(stretch.lengths, subjects)))
         moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks], unsure)
         tokens = float(median_of_known(steps.tokens[steps.tokens > 0]))
-        same = bool(abs(np.log(tokens / self.usual_tokens)) < _SAME_TOKENS)
+        same = bool(abs(np.log(tokens / self.usual_tokens)) < self._comparable)
         against = middle[subjects.of_stages]
         self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
         if not same:

@@ -255,6 +255,13 @@ def slow_data(job: PulseJob, rng: np.random.Generator, begin: int, factor: float
     return PulseTruth(NoticeKind.SLOW_JOB, (), begin, end, factor)
 
 
+def slow_job(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
+    """Slow down the computing of all ranks."""
+    end = _end(job, rng, begin)
+    job.computing[begin:end] *= factor
+    return PulseTruth(NoticeKind.SLOW_JOB, (), begin, end, factor)
+
+
 def spells(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
     """Slow down one random rank for some steps, periodically."""
     rank, period = int(rng.integers(job.dials.world)), int(rng.integers(10, 60))
@@ -298,6 +305,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "collector": collector,
     "network": slow_network,
     "data": slow_data,
+    "job": slow_job,
     "spells": spells,
     "rotating": rotating,
     "drift": drift,

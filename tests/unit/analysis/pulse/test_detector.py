@@ -146,6 +146,30 @@ def test_a_slow_network_blames_no_rank_and_says_that_waiting_grew() -> None:
     assert notice.noticed_step <= truth.from_step + 30
 
 
+@pytest.mark.parametrize("lengths", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("factor", [1.15, 1.5])
+def test_a_job_of_long_tailed_tokens_whose_ranks_all_compute_longer_is_slow(
+    lengths: float, factor: float
+) -> None:
+    dials = PulseDials(dp=8, steps=400, noise=0.004, lengths=lengths, constant=0.2, squared=0.1)
+    job, truth = job_with("job", factor, dials)
+    (notice,) = notices_in(job.rows(), job.hosts)
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SLOW_JOB, ())
+    assert notice.evidence.grew is Part.COMPUTING
+    assert notice.noticed_step <= truth.from_step + 30
+    assert notice.factor == pytest.approx(factor, abs=0.02)
+
+
+@pytest.mark.parametrize("lengths", [0.1, 0.3, 0.8])
+def test_a_curriculum_of_long_tailed_tokens_makes_no_notice(lengths: float) -> None:
+    rng = stream(6, "curriculum")
+    job = PulseJob.healthy(PulseDials(dp=16, steps=500, lengths=lengths, squared=0.1), rng)
+    EVENTS["curriculum"](job, rng)
+
+    assert notices_in(job.rows(), job.hosts) == ()
+
+
 def test_spells_are_one_notice_of_their_rank() -> None:
     job, truth = job_with("spells", 1.4, replace(DIALS, steps=450))
     (notice,) = notices_in(job.rows(), job.hosts)
