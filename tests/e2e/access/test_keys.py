@@ -23,7 +23,7 @@ def test_the_palette_leads_to_a_job_a_host_and_an_incident(
     place: Place, visitor: Visitor, look: Look
 ) -> None:
     let_several_fire(place)
-    session(place.container, {"node-7": 1.6}, ago=HOUR, job="dense-120b-pretrain")
+    session(place.alerting.container, {"node-7": 1.6}, ago=HOUR, job="dense-120b-pretrain")
     page = visitor.open(f"{place.url}/plans", look)
     if look.size == NARROW:
         page.get_by_role("button", name="Find").click()
