@@ -179,7 +179,7 @@ def _origins(exchanges: _Exchanges, kind: int, row: int) -> dict[int, float]:
         last_late_ns = scale * (begin[last] - peers_begin[last])
         if not last_late_ns >= _EXPLAINS * min(arrived_ns, inherited_ns):
             last, last_late_ns = held, arrived_ns
-        # What is left is a longer transfer.
+        # The rest of the wait is a longer transfer.
         explained_ns = min(max(last_late_ns, 0.0), inherited_ns)
         origin_ns[rank[exchanges.earlier_end[held]]] += inherited_ns - explained_ns
         if explained_ns <= least_ns:

@@ -148,7 +148,7 @@ _COMMON: Final = 1 / 4
 def lasting_collection(collecting: FloatArray, before: FloatArray) -> FloatArray:
     """Return the garbage collection of the few ranks that collect again and again.
 
-    It is at most the fourth longest in the last eight steps, and more than twice what is common.
+    It is at most the fourth longest in the last eight steps, and more than twice the usual time.
 
     Parameters
     ----------

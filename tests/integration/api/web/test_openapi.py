@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def document(installation: Installation) -> dict[str, Any]:
-    # Read twice: what is added to the document is added once.
+    # Read twice: the second reading must not add the same parts to the document again.
     first = installation.client.get("/api/openapi.json").json()
     again: dict[str, Any] = installation.client.get("/api/openapi.json").json()
     assert first == again
